@@ -1,0 +1,54 @@
+"""polyfma: short certified polynomial programs for 16-bit GPU arithmetic.
+
+A Program stands in for sigmoid, tanh, SiLU, GELU or exp2 in packed BF16 or FP16 arithmetic. It is
+fitted in the format it runs in, replayed bit for bit, and certified over all 65,536 inputs::
+
+    import polyfma as pf
+    p = pf.load("silu.forward.bf16.d4.endpoint-ls")
+    y = pf.replay(p, x)          # uint16 bit patterns in and out
+    c = pf.certify(p)            # c.max_abs_error, c.max_ulp, c.tails, ...
+
+Importing the package loads numpy alone; flint, scipy, numba and matplotlib come when first needed.
+"""
+
+# These imports bind functions over the submodules of the same name (replay, certify, fit), so they are
+# made here at once: a lazy one would be overwritten when the submodule is imported.
+from polyfma.catalog import load, programs
+from polyfma.certify import Certificate, certify
+from polyfma.errors import (
+    CoefficientError,
+    FitError,
+    MissingToolError,
+    PolyfmaError,
+    ProgramError,
+    UnknownNameError,
+)
+from polyfma.fit import fit
+from polyfma.formats import BF16, FP16, FP32, Format
+from polyfma.functions import Function, get_function
+from polyfma.program import Op, Program
+from polyfma.replay import replay
+
+__version__ = "0.1.0"
+__all__ = [
+    "BF16",
+    "FP16",
+    "FP32",
+    "Certificate",
+    "CoefficientError",
+    "FitError",
+    "Format",
+    "Function",
+    "MissingToolError",
+    "Op",
+    "PolyfmaError",
+    "Program",
+    "ProgramError",
+    "UnknownNameError",
+    "certify",
+    "fit",
+    "get_function",
+    "load",
+    "programs",
+    "replay",
+]

@@ -1,0 +1,327 @@
+"""The command line: ``polyfma fit | certify | list | show | catalog | reproduce | doctor``.
+
+Results go to stdout, as a table or with ``--json`` as JSON; progress and messages to stderr. Bad input
+exits with status 2 and one line; ``certify`` exits with 1 when a stored certificate no longer holds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from polyfma import catalog
+from polyfma.certify import Certificate, certify
+from polyfma.doctor import examine
+from polyfma.errors import PolyfmaError, UnknownNameError
+from polyfma.files import write_text
+from polyfma.fit import EXP2_METHODS, METHODS, search
+from polyfma.functions import function_names
+from polyfma.program import Program
+
+app = typer.Typer(name="polyfma", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+                  help="Short certified polynomial programs for 16-bit GPU arithmetic.")  # fmt: skip
+catalog_app = typer.Typer(no_args_is_help=True, help="Make the shipped catalogue.")
+app.add_typer(catalog_app, name="catalog")
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[..., None]]:
+    """A callback (done, total, text) that draws a bar on stderr; nothing when stderr is not a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(label, total=None)
+
+        def update(done: int, total: int, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=text or label)
+
+        yield update
+
+
+def print_table(table: Table) -> None:
+    """A table at its natural width: a figure is never cut, a narrow terminal wraps the line."""
+    natural = Measurement.get(out, out.options.update(width=1000, max_width=1000), table).maximum
+    Console(highlight=False, width=max(out.width, natural), soft_wrap=True).print(table)
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1))
+
+
+def print_summary(program: Program, certificate: Certificate) -> None:
+    table = Table(title=f"{program.name}  ({program.form}, digest {program.digest[:12]})", title_justify="left",
+                  show_header=False, title_style="bold")  # fmt: skip
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in certificate.summary():
+        table.add_row(label, text)
+    print_table(table)
+
+
+@app.command("fit")
+def fit_command(
+    function: Annotated[str, typer.Argument(help=f"One of {', '.join(function_names())}.")],
+    format: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
+    degree: Annotated[int, typer.Option(help="1 to 8.")] = 4,
+    direction: Annotated[str, typer.Option(help="forward, or backward for the derivative.")] = "forward",
+    method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}); exp2: {', '.join(EXP2_METHODS)}.")] = None,
+    form: Annotated[str | None, typer.Option(help="How the polynomial becomes a program; default: the published form.")] = None,
+    fit_interval: Annotated[float | None, typer.Option("--fit-interval", "--li", help="Fix Li instead of searching it.")] = None,
+    clamp: Annotated[float | None, typer.Option("--clamp", "--lc", help="Fix Lc instead of searching it; at most Li + 1.")] = None,
+    clamp_step: Annotated[float | None, typer.Option(help="Grid step of Lc (default 0.25).")] = None,
+    mode: Annotated[str | None, typer.Option(help="Replay arithmetic of the search: split (published, default) or fused.")] = None,
+    gates: Annotated[bool, typer.Option(help="Refuse candidates by shape and boundary.")] = True,
+    directory: Annotated[Path, typer.Option("--out", help="Folder to write into; a folder of the program's name is made in it.")] = Path("polyfma-out"),
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Fit a program, certify it on every input, and write it with its certificate and a picture."""
+    given = {"form": form, "fit_interval": fit_interval, "clamp": clamp, "clamp_step": clamp_step, "mode": mode}
+    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None} | ({} if gates else {"gates": False})
+    with progress_bar(f"fitting {function}") as progress:
+        if function != "exp2":
+            options["progress"] = progress
+        fit = search(function, direction, format, degree, method, **options)
+    program, record = fit.program, fit.record()
+    certificate = certify(program)
+    files = _write_result(program, certificate, record, directory / program.name)
+    if as_json:
+        print_json({"program": program.to_dict(), "certificate": certificate.to_dict(), "fit": record,
+                    "files": [str(f) for f in files]})  # fmt: skip
+        return
+    print_summary(program, certificate)
+    for line in program.listing():
+        out.print(f"    {line}", markup=False)
+    out.print("written: " + ", ".join(str(f) for f in files), markup=False)
+
+
+def _write_result(program: Program, certificate: Certificate, record: dict[str, Any], folder: Path) -> list[Path]:
+    """The picture is drawn first, so that a failure leaves no program without it."""
+    from polyfma import plots
+
+    picture = folder / "error.png"
+    plots.save(plots.error_picture(program, certificate), picture)
+    write_text(folder / "certificate.json", json.dumps({"certificate": certificate.to_dict(), "fit": record}, indent=1) + "\n")
+    write_text(folder / "program.json", program.to_json())
+    return [folder / "program.json", folder / "certificate.json", picture]
+
+
+@app.command("certify")
+def certify_command(
+    program: Annotated[str, typer.Argument(help="A catalogue name or the path of a program's JSON.")],
+    against: Annotated[Path | None, typer.Option(help="Certificate JSON to hold against; default: the stored one.")] = None,
+    mode: Annotated[str, typer.Option(help="fused (the hardware) or split.")] = "fused",
+    as_json: Json = False,
+) -> None:
+    """Certify a program again, and fail with status 1 if its stored certificate no longer holds."""
+    loaded = catalog.load(program)
+    certificate = certify(loaded, mode=mode)
+    stored = _stored_certificate(program, against) if mode == "fused" or against else None
+    differences = [] if stored is None else certificate.differences(stored)
+    if as_json:
+        print_json({"certificate": certificate.to_dict(), "holds": None if stored is None else not differences,
+                    "differences": differences})  # fmt: skip
+    else:
+        print_summary(loaded, certificate)
+    if differences:
+        for line in differences:
+            err.print(f"certificate does not hold: {line}", markup=False)
+        raise typer.Exit(1)
+    if not as_json:
+        out.print("no stored certificate to hold against" if stored is None else "stored certificate holds")
+
+
+def _stored_certificate(program: str, against: Path | None) -> dict[str, Any] | None:
+    """The certificate to hold against: the given file, the one beside a program file, or the catalogue's."""
+    if against is None and program in catalog.programs():
+        data: Any = catalog.record(program)
+    else:
+        path = against or Path(program).with_name("certificate.json")
+        if against is None and not path.is_file():
+            return None
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UnknownNameError(f"{str(path)!r} is not a certificate: {error}") from error
+    data = data.get("certificate", data) if isinstance(data, dict) else data
+    if not isinstance(data, dict) or "max_abs_error" not in data:
+        raise UnknownNameError(f"{str(against or program)!r} holds no certificate; it is made by polyfma fit or certify --json")
+    return data
+
+
+@app.command("list")
+def list_command(
+    function: Annotated[str | None, typer.Option(help="Only this function.")] = None,
+    direction: Annotated[str | None, typer.Option(help="Only forward or backward.")] = None,
+    format: Annotated[str | None, typer.Option(help="Only bf16 or fp16.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the catalogue with the figures of its certificates."""
+    wanted = {"function": function, "direction": direction, "format": format}
+    rows = []
+    for name in catalog.programs():
+        c = catalog.record(name)["certificate"]
+        if all(v is None or c[k] == v for k, v in wanted.items()):
+            rows.append(c)
+    if not rows:
+        asked = ", ".join(f"{k}={v}" for k, v in wanted.items() if v is not None)
+        raise UnknownNameError(f"no catalogue program with {asked}; polyfma list shows all")
+    if as_json:
+        keys = ("program", "function", "direction", "format", "instructions", "fma", "max_abs_error", "max_weighted_error",
+                "max_ulp", "floor_abs_error", "nan", "digest")  # fmt: skip
+        print_json([{k: c[k] for k in keys} | {"exact_tails": c["tails"]["exact"]} for c in rows])
+        return
+    table = Table(title=f"{len(rows)} programs; errors x 1e-3 over all finite inputs, fused", title_justify="left")
+    for heading in ("program", "instr.", "FMA", "max abs", "max weighted", "floor", "tails", "NaN"):
+        table.add_column(heading, justify="left" if heading in ("program", "tails", "NaN") else "right", no_wrap=True)
+    for c in rows:
+        table.add_row(c["program"], str(c["instructions"]), str(c["fma"]), _milli(c["max_abs_error"]),
+                      _milli(c["max_weighted_error"]), _milli(c["floor_weighted_error"]),
+                      "exact" if c["tails"]["exact"] else "not exact", c["nan"].split(" at ")[0])  # fmt: skip
+    print_table(table)
+
+
+def _milli(value: Any) -> str:
+    return f"{1e3 * value:.4g}" if isinstance(value, float | int) else str(value)
+
+
+@app.command("show")
+def show_command(
+    program: Annotated[str, typer.Argument(help="A catalogue name or the path of a program's JSON.")],
+    png: Annotated[Path | None, typer.Option(help="Also write the picture of the error (.png or .svg).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a program: formula, instructions, certificate and error curve."""
+    from polyfma import plots
+    from polyfma.forms import FORMS
+
+    loaded = catalog.load(program)
+    certificate = certify(loaded)
+    if png is not None:
+        _check_picture(png)
+        plots.save(plots.error_picture(loaded, certificate), png)
+    if as_json:
+        print_json({"program": loaded.to_dict(), "listing": loaded.listing(), "certificate": certificate.to_dict()})
+        return
+    form = FORMS.get(loaded.form)
+    out.print(f"{loaded.function} {loaded.direction}: {loaded.target.formula}", markup=False)
+    if form:
+        out.print(f"form {form.name}: {form.formula}" + (f" ({form.note})" if form.note else ""), markup=False)
+    for line in loaded.listing():
+        out.print(f"    {line}", markup=False)
+    print_summary(loaded, certificate)
+    for line in plots.text_plot(loaded):
+        out.print(line, markup=False)
+    if png is not None:
+        out.print(f"written: {png}", markup=False)
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix not in (".png", ".svg"):
+        raise UnknownNameError(f"picture {str(path)!r} must end in .png or .svg")
+
+
+@app.command("reproduce")
+def reproduce_command(
+    what: Annotated[str, typer.Argument(help="table2, table8, figure1, figure2, figure4 or figure5.")],
+    directory: Annotated[Path, typer.Option("--out", help="Folder for pictures.")] = Path("polyfma-out"),
+    as_json: Json = False,
+) -> None:
+    """Set a published table or figure beside what this library measures."""
+    from polyfma.reproduce import FIGURES, TABLES
+
+    if what in TABLES:
+        with progress_bar(what) as progress:
+            result = TABLES[what](progress)
+        if as_json:
+            print_json(result.rows())
+        else:
+            print_table(result.table())
+            for note in result.notes:
+                out.print(f"- {note}", markup=False)
+    elif what in FIGURES:
+        with progress_bar(what) as progress:
+            files = FIGURES[what](directory, progress)
+        if as_json:
+            print_json({"files": [str(f) for f in files]})
+        else:
+            out.print("written: " + ", ".join(str(f) for f in files), markup=False)
+    else:
+        raise UnknownNameError(f"unknown table or figure {what!r}; known: {', '.join([*TABLES, *FIGURES])}")
+
+
+@app.command("doctor")
+def doctor_command(as_json: Json = False) -> None:
+    """Say what is installed, what is missing, and what that switches off."""
+    findings = examine()
+    if as_json:
+        print_json([f.to_dict() for f in findings])
+        return
+    table = Table(show_lines=False)
+    for heading in ("what", "found", "used for"):
+        table.add_column(heading, overflow="fold")
+    for f in findings:
+        table.add_row(f.name, f.found or "[red]missing[/red]", f.used_for if f.found else f"{f.without} ({f.how_to_get})")
+    print_table(table)
+
+
+@catalog_app.command("build")
+def catalog_build_command(
+    only: Annotated[str, typer.Option(help="Only rows whose name contains this text.")] = "",
+    force: Annotated[bool, typer.Option(help="Make rows anew that are there already.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Make the missing rows of the catalogue; goes on where an interrupted build stopped."""
+    from polyfma.catalog.build import build, plan
+
+    rows = [r for r in plan() if only in r.name]
+    if not rows:
+        raise UnknownNameError(f"no catalogue row contains {only!r}")
+    with progress_bar("catalogue") as progress:
+        refused = build(rows, workers=workers, force=force, progress=progress)
+    if as_json:
+        print_json({"rows": len(rows), "refused": refused})
+        return
+    out.print(f"{len(rows)} rows, {len(refused)} refused")
+    for name, reason in refused.items():
+        out.print(f"  {name}: {reason[:100]}", markup=False)
+
+
+@app.callback(invoke_without_command=True)
+def version_option(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    if version:
+        from polyfma import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point of the ``polyfma`` command."""
+    try:
+        app()
+    except PolyfmaError as error:
+        err.print(f"polyfma: {error}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as error:
+        err.print(f"polyfma: cannot write or read {error.filename or 'a file'}: {error.strerror}", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What is installed, what is missing, and what that switches off."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from polyfma.functions import cache_directory
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for. ``found`` is its version or place, empty if it is missing."""
+
+    name: str
+    found: str
+    used_for: str
+    without: str
+    how_to_get: str
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+_PACKAGES = (
+    ("numpy", "all arithmetic", "nothing works"),
+    ("python-flint", "rigorous function values", "no tables, so no fits and no certificates"),
+    ("scipy", "linear programmes and distributions", "no minimax fits, no bias figures"),
+    ("numba", "the search in the format", "no lattice fits"),
+    ("matplotlib", "pictures", "fit and reproduce cannot draw"),
+)
+_TOOLS = (
+    ("sollya", "the fpminimax control", "method sollya and the Sollya columns of table 2 are off",
+     "Debian: apt-get install sollya"),
+    ("nvcc", "compiling emitted CUDA", "emitted CUDA is not compiled in the tests", "NVIDIA's CUDA toolkit"),
+)  # fmt: skip
+
+
+def examine() -> list[Finding]:
+    """Every optional and required part, in reading order."""
+    findings = [Finding("python", sys.version.split()[0], "Python >= 3.11", "", "")]
+    for package, used_for, without in _PACKAGES:
+        findings.append(Finding(package, _package_version(package), used_for, without, f"pip install {package}"))
+    for tool, used_for, without, how in _TOOLS:
+        findings.append(Finding(tool, _tool_version(tool), used_for, without, how))
+    cache = cache_directory()
+    tables = len(list(cache.glob("*.npz"))) if cache.is_dir() else 0
+    findings.append(Finding("table cache", f"{cache} ({tables} tables)", "function tables, made once", "", ""))
+    return findings
+
+
+def _package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _tool_version(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        return ""
+    try:
+        text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return path
+    words = [w.rstrip(",") for w in text.split() if any(c.isdigit() for c in w)]
+    return words[-1] if words else path

@@ -1,0 +1,56 @@
+"""Fitting: from a function, a format and a degree to a Program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfma.errors import FitError, UnknownNameError
+from polyfma.fit.common import Fit
+from polyfma.formats import Format
+from polyfma.program import Program
+
+METHODS = ("endpoint-ls", "sollya")
+EXP2_METHODS = ("minimax", "least-squares")
+
+
+def default_method(function: str) -> str:
+    """What :func:`fit` uses when no method is named."""
+    return EXP2_METHODS[0] if function == "exp2" else METHODS[0]
+
+
+def search(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int = 4,
+           method: str | None = None, **options: Any) -> Fit:  # fmt: skip
+    """Like :func:`fit`, but returns the Fit: the program with its search."""
+    method = method or default_method(function)
+    methods = EXP2_METHODS if function == "exp2" else METHODS
+    if method not in methods:
+        raise UnknownNameError(f"unknown fitting method {method!r} for {function}; known: {', '.join(methods)}")
+    try:
+        if function == "exp2":
+            from polyfma.fit.exp2 import fit_exp2
+
+            return fit_exp2(options.get("form") or f"exp2-d{degree}", method, format)
+        if method == "endpoint-ls":
+            from polyfma.fit.endpoint_ls import fit_endpoint_ls
+
+            return fit_endpoint_ls(function, direction, format, degree, **options)
+        from polyfma.fit.minimax import fit_sollya
+
+        return fit_sollya(function, direction, format, degree, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise FitError(f"method {method}: {error}") from error
+        raise
+
+
+def fit(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int = 4,
+        method: str | None = None, **options: Any) -> Program:  # fmt: skip
+    """Fit a Program for a function in a direction and format.
+
+    ``degree`` 1..8; ``method`` is ``endpoint-ls`` (the published search) or ``sollya`` (its control).
+    Options go to the method: ``form``, ``clamp`` (Lc), ``mode`` (``split`` or ``fused`` replay), and for
+    endpoint-ls ``fit_interval`` (Li), ``clamp_step``, ``gates``; exp2 takes the methods ``minimax`` and
+    ``least-squares`` and ``form`` (exp2-d1, exp2-pwl2, exp2-d2, exp2-d3). Raises FitError, UnknownNameError,
+    CoefficientError or MissingToolError, each with one line on what is allowed.
+    """
+    return search(function, direction, format, degree, method, **options).program

@@ -1,0 +1,22 @@
+"""The published tables and figures, side by side with what is measured here.
+
+A table is a function (progress) -> :class:`~polyfma.reproduce.result.Result`; a figure a function
+(folder, progress) -> list of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from polyfma.reproduce import figures, table2, table8
+from polyfma.reproduce.result import Result
+
+Progress = Callable[..., None]
+TABLES: dict[str, Callable[[Progress], Result]] = {"table2": table2.reproduce, "table8": table8.reproduce}
+FIGURES: dict[str, Callable[[Path, Progress], list[Path]]] = {
+    "figure1": figures.figure1,
+    "figure2": figures.figure2,
+    "figure4": figures.figure4,
+    "figure5": figures.figure5,
+}

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from polyfma.errors import CoefficientError, PolyfmaError, UnknownNameError
+from polyfma.forms import FORMS, forms_for, get_form, published_form, values_of
+from polyfma.functions import get_function
+
+SIGMOID = {"c1": 0.28125, "c2": -0.053466796875, "c3": 0.003387451171875, "clamp": 6.0}
+
+
+def test_published_forms_have_the_published_operation_counts() -> None:
+    """The published order takes D + 4 instructions for centred odd rows, D + 3 odd, D + 2 even."""
+    for degree in (1, 3, 4, 6, 8):
+        values = {f"c{k}": 0.5 for k in range(degree + 1)} | {"clamp": 3.0}
+        for form, function, direction, extra, fma in (
+            ("centred-odd", "sigmoid", "forward", 4, 1), ("odd", "tanh", "forward", 3, 0), ("even", "tanh", "backward", 2, 0),
+            ("residual-tp", "gelu", "forward", 7, 2), ("residual-even", "silu", "forward", 6, 1),
+            ("sigmoid-product", "silu", "forward", 5, 2),
+        ):  # fmt: skip
+            p = get_form(form).build("t", function, direction, "fp16", degree, values)
+            assert (p.counts.instructions, p.counts.fma) == (degree + extra, degree + fma), form
+
+
+def test_the_coupled_block_costs_five_more_than_the_value_alone() -> None:
+    """As published: 17 and 22 instructions with their conversions; the difference is the derivative's."""
+    values = dict.fromkeys(["a1", "a2", "a3", "b0", "b1", "b2", "b3", "d0", "d1", "d2", "d3", "d4"], 0.25) | {"clamp": 6.0}
+    counts = [get_form(f).build("t", "sigmoid", "forward", "bf16", 3, values).counts.instructions for f in ("two-row", "coupled")]
+    assert counts == [13, 18]
+
+
+def test_the_three_silu_forms_are_three() -> None:
+    assert {"residual-tp", "residual-even", "sigmoid-product"} <= set(forms_for(get_function("silu")))
+    assert published_form(get_function("silu")).name == "residual-tp"
+
+
+def test_values_rebuild_the_program() -> None:
+    for name, form in FORMS.items():
+        values = {n: 0.25 for n in form.free_names(3)} | {"clamp": 2.0}
+        function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
+        direction = "backward" if form.kinds[0] == "even" else "forward"
+        p = form.build("t", function, direction, "bf16", 3, values)
+        assert form.build("t", function, direction, "bf16", 3, values_of(p)) == p, name
+
+
+def test_refusals() -> None:
+    form = get_form("centred-odd")
+    with pytest.raises(PolyfmaError, match=r"missing: c3"):
+        form.build("t", "sigmoid", "forward", "bf16", 3, {"c1": 1, "c2": 1, "clamp": 1})
+    with pytest.raises(PolyfmaError, match=r"serves centred.*odd do"):
+        form.build("t", "tanh", "forward", "bf16", 3, SIGMOID)
+    for bad, what in (({"c2": 1e-6}, "subnormal"), ({"c3": 1e6}, "not finite"), ({"c1": float("nan")}, "not finite"),
+                      ({"clamp": 0.0}, "positive"), ({"clamp": -2.0}, "positive")):  # fmt: skip
+        with pytest.raises(CoefficientError, match=what):
+            form.build("t", "sigmoid", "forward", "fp16", 3, SIGMOID | bad)
+    with pytest.raises(UnknownNameError, match="centred-odd"):
+        get_form("spline")
+    with pytest.raises(PolyfmaError, match="exp2-d2"):
+        published_form(get_function("exp2"))
