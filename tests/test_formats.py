@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import oracles
 from polyfma.errors import CoefficientError, UnknownNameError
 from polyfma.formats import BF16, FORMATS, FP16, FP32, Format, get_format
 

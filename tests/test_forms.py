@@ -36,7 +36,7 @@ def test_the_three_silu_forms_are_three() -> None:
 
 def test_values_rebuild_the_program() -> None:
     for name, form in FORMS.items():
-        values = {n: 0.25 for n in form.free_names(3)} | {"clamp": 2.0}
+        values = dict.fromkeys(form.free_names(3), 0.25) | {"clamp": 2.0}
         function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
         direction = "backward" if form.kinds[0] == "even" else "forward"
         p = form.build("t", function, direction, "bf16", 3, values)

@@ -4,9 +4,9 @@ import math
 
 import gmpy2
 import numpy as np
-import oracles
 import pytest
 
+import oracles
 from polyfma.errors import UnknownNameError
 from polyfma.formats import BF16, FP16, FP32, Format
 from polyfma.functions import DIRECTIONS, function_names, get_function

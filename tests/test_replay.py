@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import oracles
 import pytest
 
+import oracles
 import polyfma as pf
 from polyfma import Op, Program, ProgramError, UnknownNameError
 from polyfma.forms import FORMS, get_form

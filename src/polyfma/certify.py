@@ -41,11 +41,12 @@ class Extreme:
 class Certificate:
     """The measured properties of one output of a Program; see :func:`certify`.
 
-    Errors are absolute unless named; ``max_weighted_error`` divides by max(1, \\|f\\|/2), ``max_ulp``
+    Errors are absolute unless named; ``max_weighted_error`` divides by max(1, |f|/2), ``max_ulp``
     by the format's spacing at f. ``floor_*`` is what correct rounding would give. ``bias`` is the mean
     error and ``rel_rms`` sqrt(E e^2 / E f^2) under x ~ N(0, s), keyed by s (``uniform`` on the domain of
     exp2). ``monotone_ulps`` is the largest step against the function's own direction within a stretch
-    where that direction is one, in ulps of the larger value.
+    where that direction is one, in ulps of the larger value. The ``*_quarter`` figures take the ulp of
+    max(|value|, 1/4), the measure of the accurate tier, which does not ask for relative accuracy near 0.
     """
 
     program: str
@@ -74,6 +75,8 @@ class Certificate:
     bias: Mapping[str, float]
     rel_rms: Mapping[str, float]
     monotone_ulps: float
+    max_ulp_quarter: float
+    monotone_ulps_quarter: float
     tails: Mapping[str, Any]
     nan: str
     zero: Mapping[str, Any]
@@ -142,8 +145,9 @@ def _certify_output(program: Program, output: str, inputs: Bits, y_bits: Bits, s
     judged = target._inside(x)
     errors = _Errors(fmt, x, y, exact, fmt.decode(table.rounded), inputs, judged, program.clamp)
     weights = _weights(fmt, x, judged, target.domain)
-    bias = {s: _sum(w * errors.signed) for s, w in weights.items()}
-    power = {s: (_sum(w * errors.signed**2), _sum(w * np.where(judged, exact, 0) ** 2)) for s, w in weights.items()}
+    with np.errstate(invalid="ignore", over="ignore"):
+        bias = {s: _sum(w * errors.signed) for s, w in weights.items()}
+        power = {s: (_sum(w * errors.signed**2), _sum(w * np.where(judged, exact, 0) ** 2)) for s, w in weights.items()}
     absolute, ulps, weighted, relative = errors.extremes()
     return Certificate(
         program=program.name, digest=program.digest, function=program.function, direction=target.direction,
@@ -157,7 +161,9 @@ def _certify_output(program: Program, output: str, inputs: Bits, y_bits: Bits, s
         misrounded=int(np.sum(judged & (y_bits != table.rounded) & ~((y == 0) & (errors.best == 0)))),
         bias=bias,
         rel_rms={s: math.sqrt(e / f) if f else 0.0 for s, (e, f) in power.items()},
-        monotone_ulps=_monotone_ulps(fmt, x, y, exact, judged),
+        monotone_ulps=_monotone_ulps(fmt, x, y, exact, judged, 0.0),
+        max_ulp_quarter=float(np.max(errors.absolute / fmt.ulp(np.maximum(np.abs(errors.exact), 0.25)))),
+        monotone_ulps_quarter=_monotone_ulps(fmt, x, y, exact, judged, 0.25),
         tails=_tails(program, target, table, inputs, y_bits), nan=_nan(fmt, inputs, y_bits),
         zero=_zero(fmt, target, inputs, y_bits), subnormal=_subnormal(fmt, inputs, y, errors),
         symmetry=_symmetry(fmt, target, inputs, y), range=_range(fmt, target, x, y, judged),
@@ -217,7 +223,8 @@ def _weights(fmt: Format, x: Values, judged: NDArray[np.bool_], domain: tuple[fl
     return {f"{s:g}": spread(ndtr(middles / s)) for s in SIGMAS}
 
 
-def _monotone_ulps(fmt: Format, x: Values, y: Values, exact: Values, judged: NDArray[np.bool_]) -> float:
+def _monotone_ulps(fmt: Format, x: Values, y: Values, exact: Values, judged: NDArray[np.bool_], least: float) -> float:
+    """The largest backward step; its ulp is that of the larger value, or of ``least`` if that is more."""
     order = np.lexsort((~np.signbit(x), np.where(judged, x, np.inf)))[: int(judged.sum())]
     f, v = exact[order], y[order]
     if not np.all(np.isfinite(v)):
@@ -234,7 +241,8 @@ def _monotone_ulps(fmt: Format, x: Values, y: Values, exact: Values, judged: NDA
     for start, stop in zip([0, *turns], [*turns, step.size], strict=True):
         rising = v[start : stop + 1] * direction[start]
         high = np.maximum.accumulate(rising)
-        worst = max(worst, float(np.max((high - rising) / fmt.ulp(np.maximum(np.abs(high), np.abs(rising))))))
+        size = np.maximum(np.maximum(np.abs(high), np.abs(rising)), least)
+        worst = max(worst, float(np.max((high - rising) / fmt.ulp(size))))
     return worst
 
 
@@ -330,10 +338,10 @@ def _differences(found: Any, stored: Any, path: str) -> list[str]:
         return [d for k in keys for d in _differences(found.get(k), stored.get(k), f"{path}.{k}" if path else str(k))]
     if isinstance(found, list) and isinstance(stored, list) and len(found) == len(stored):
         return [d for i, (a, b) in enumerate(zip(found, stored, strict=True)) for d in _differences(a, b, f"{path}[{i}]")]
-    if path.split(".")[0] in ("bias", "rel_rms") and isinstance(found, float) and isinstance(stored, float):
-        if abs(found - stored) <= _SUM_TOLERANCE * max(1.0, abs(found)):
-            return []
-    return [] if found == stored else [f"{path}: stored {stored!r}, found {found!r}"]
+    summed = path.split(".")[0] in ("bias", "rel_rms") and isinstance(found, float) and isinstance(stored, float)
+    if found == stored or (summed and abs(found - stored) <= _SUM_TOLERANCE * abs(found) + 1e-15):
+        return []
+    return [f"{path}: stored {stored!r}, found {found!r}"]
 
 
 def _summary(c: Certificate) -> list[tuple[str, str]]:

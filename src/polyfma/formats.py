@@ -228,7 +228,7 @@ class Format:
         """PTX ``min.xorsign.abs``: min(|a|, |b|) with the exclusive or of the two signs."""
         smaller = self.min(self.abs(a), self.abs(b), nan=nan)
         signed = smaller | ((a ^ b) & self.dtype.type(self.sign_bit))
-        return np.where(self.is_nan(smaller), self.dtype.type(self.nan_bits), signed)
+        return np.asarray(np.where(self.is_nan(smaller), self.dtype.type(self.nan_bits), signed))
 
     def abs(self, a: Bits) -> Bits:
         return np.asarray(a & self.dtype.type(self.nan_bits))
@@ -247,7 +247,7 @@ class Format:
         return self._mask(np.greater(self.decode(a), self.decode(b)))
 
     def _mask(self, truth: NDArray[np.bool_]) -> Bits:
-        return np.where(truth, self.dtype.type(self.all_ones), self.dtype.type(0))
+        return np.asarray(np.where(truth, self.dtype.type(self.all_ones), self.dtype.type(0)))
 
     def select(self, mask: Bits, if_true: Bits, if_false: Bits) -> Bits:
         """Bitwise choice, so that a mask of all ones or zero takes one operand whole."""

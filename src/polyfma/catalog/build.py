@@ -1,7 +1,7 @@
 """Makes the catalogue: every planned row is fitted, certified and written, whole or not at all.
 
-A row that is already there is left alone unless it is asked for anew, so an interrupted build goes on
-where it stopped.
+A row that is already there keeps its program unless it is asked for anew, so an interrupted build goes on
+where it stopped; its certificate is made again and replaced if it differs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
-from polyfma.catalog import CERTIFICATES, PROGRAMS, REFUSED, refused
-from polyfma.certify import certify
+from polyfma.catalog import CERTIFICATES, PROGRAMS, REFUSED, load, record, refused
+from polyfma.certify import Certificate, certify
 from polyfma.errors import PolyfmaError
 from polyfma.files import write_text
 from polyfma.fit import EXP2_METHODS, search
@@ -82,12 +82,12 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False,
     ``progress(done, total, name)`` is called after each row.
     """
     known = refused()
-    todo = [r for r in rows if force or not ((PROGRAMS / f"{r.name}.json").is_file() or r.name in known)]
+    todo = [r for r in rows if force or r.name not in known]
     # Tables first and in this process, or every worker would make the same ones.
     for function, direction, fmt in dict.fromkeys((r.function, r.direction, r.format) for r in todo):
         get_function(function, direction).table(fmt)
     with ProcessPoolExecutor(max_workers=workers) as pool:
-        futures = {pool.submit(make_row, row): row for row in todo}
+        futures = {pool.submit(make_row, row, force): row for row in todo}
         for done, future in enumerate(as_completed(futures), 1):
             row = futures[future]
             reason = future.result()
@@ -100,8 +100,11 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False,
     return {r.name: known[r.name] for r in rows if r.name in known}
 
 
-def make_row(row: Row) -> str:
-    """Fit, certify and write one row; the reason if it is refused."""
+def make_row(row: Row, force: bool = False) -> str:
+    """Fit (unless the program is there), certify and write one row; the reason if it is refused."""
+    if not force and (PROGRAMS / f"{row.name}.json").is_file():
+        _certify_again(row.name)
+        return ""
     options: dict[str, Any] = {} if row.form is None else {"form": row.form}
     if row.method in CONTROLS:
         # The strongest control under the arithmetic that runs; the published search rounds split.
@@ -116,9 +119,18 @@ def make_row(row: Row) -> str:
     return ""
 
 
+def _certify_again(name: str) -> None:
+    stored = record(name)
+    certificate = certify(load(name))
+    if certificate.differences(stored["certificate"]):
+        _write_certificate(name, certificate, stored["fit"])
+
+
 def write_entry(fit: Fit) -> None:
     """The certificate first: a program in the catalogue always has one."""
-    name = fit.program.name
-    certificate = certify(fit.program).to_dict()
-    write_text(CERTIFICATES / f"{name}.json", json.dumps({"certificate": certificate, "fit": fit.record()}, indent=1) + "\n")
-    write_text(PROGRAMS / f"{name}.json", fit.program.to_json())
+    _write_certificate(fit.program.name, certify(fit.program), fit.record())
+    write_text(PROGRAMS / f"{fit.program.name}.json", fit.program.to_json())
+
+
+def _write_certificate(name: str, certificate: Certificate, fit: dict[str, Any]) -> None:
+    write_text(CERTIFICATES / f"{name}.json", json.dumps({"certificate": certificate.to_dict(), "fit": fit}, indent=1) + "\n")

@@ -92,7 +92,7 @@ def _turns(y: Values, unit: float) -> int:
     turns, direction, extreme = 0, 0, float(y[0])
     for v in y[1:]:
         change = float(v) - extreme
-        if direction * change > 0 or direction == 0 and abs(change) > unit:
+        if direction * change > 0 or (direction == 0 and abs(change) > unit):
             direction, extreme = (1 if change > 0 else -1), float(v)
         elif abs(change) > unit:
             turns, direction, extreme = turns + 1, -direction, float(v)

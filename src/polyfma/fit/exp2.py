@@ -62,6 +62,8 @@ def _minimax(u: Values, rest: Values) -> float:
     ones = np.ones_like(u)
     solved = linprog([0, 1], A_ub=np.concatenate([np.stack([u, -ones], 1), np.stack([-u, -ones], 1)]),
                      b_ub=np.concatenate([rest, -rest]), bounds=[(None, None), (0, None)], method="highs")  # fmt: skip
+    if solved.x is None:
+        raise FitError(f"HiGHS found no minimax constant: {solved.message}")
     return float(solved.x[0])
 
 

@@ -1,0 +1,131 @@
+"""The command line as a user runs it: a process, its exit status, stdout, stderr and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polyfma as pf
+
+
+def run(*arguments: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "polyfma.cli", *arguments], capture_output=True, text=True, cwd=cwd,
+                          env=os.environ | env, check=False, stdin=subprocess.DEVNULL)  # fmt: skip
+
+
+def test_fit_writes_program_certificate_and_picture(tmp_path: Path) -> None:
+    done = run("fit", "silu", "--format", "bf16", "--degree", "4", "--method", "endpoint-ls", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "polyfma-out" / "silu.forward.bf16.d4.endpoint-ls"
+    assert sorted(p.name for p in folder.iterdir()) == ["certificate.json", "error.png", "program.json"]
+    program = pf.load(folder / "program.json")
+    certificate = json.loads((folder / "certificate.json").read_text())["certificate"]
+    assert pf.certify(program).differences(certificate) == []
+    assert (folder / "error.png").read_bytes().startswith(b"\x89PNG")
+    assert "max absolute error" in done.stdout and "max ulp error" in done.stdout and done.stderr == ""
+    again = run("certify", str(folder / "program.json"))
+    assert again.returncode == 0 and "stored certificate holds" in again.stdout
+
+
+def test_fit_json(tmp_path: Path) -> None:
+    done = run("fit", "exp2", "--degree", "2", "--format", "fp16", "--json", "--out", str(tmp_path))
+    data = json.loads(done.stdout)
+    assert pf.Program.from_dict(data["program"]).form == "exp2-d2" and data["certificate"]["inputs"] == 65536
+    assert all(Path(f).is_file() for f in data["files"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "relu"], "unknown function 'relu'"),
+        (["fit", "silu", "--format", "int8"], "unknown format 'int8'"),
+        (["fit", "silu", "--degree", "9"], "degree 9 is outside 1..8"),
+        (["fit", "silu", "--degree", "0"], "degree 0 is outside 1..8"),
+        (["fit", "silu", "--li", "-1"], "must be a positive number"),
+        (["fit", "silu", "--lc", "0"], "must be a positive number"),
+        (["fit", "silu", "--li", "2", "--lc", "4"], "exceeds Li"),
+        (["fit", "silu", "--method", "magic"], "unknown fitting method"),
+        (["fit", "softcap-50", "--format", "fp16", "--method", "endpoint-ls"], "becomes subnormal in fp16"),
+        (["certify", "silu.forward.bf16.d4.endpoint"], "near: silu.forward.bf16.d4.endpoint-ls"),
+        (["certify", "nowhere/x.json"], "no program file"),
+        (["show", "x"], "no program 'x' in the catalogue"),
+        (["show", "tanh.forward.bf16.d3.sollya", "--png", "x.gif"], "must end in .png or .svg"),
+        (["list", "--function", "relu"], "no catalogue program with function=relu"),
+        (["reproduce", "table99"], "unknown table or figure"),
+        (["catalog", "build", "--only", "zzz"], "no catalogue row"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("polyfma: ") and message in done.stderr and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["fit", "silu", "--degree", "four"], ["frobnicate"], ["fit"], ["catalog", "build", "--workers", "0"]])
+def test_usage_errors_have_status_2(arguments: list[str], tmp_path: Path) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"name": "x"}', "\x00\x01"])
+def test_files_that_are_not_programs(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    for command in ("certify", "show"):
+        done = run(command, str(path))
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "not a program" in done.stderr
+
+
+def test_a_changed_program_fails_against_its_certificate(tmp_path: Path) -> None:
+    p = pf.load("tanh.forward.bf16.d4.sollya")
+    changed = p.with_consts({"c2": int(p.consts["c2"], 16) ^ 1})
+    (tmp_path / "program.json").write_text(changed.to_json())
+    (tmp_path / "certificate.json").write_text(pf.certify(p).to_json())
+    done = run("certify", str(tmp_path / "program.json"))
+    assert done.returncode == 1 and "certificate does not hold: digest" in done.stderr
+    as_json = json.loads(run("certify", str(tmp_path / "program.json"), "--json").stdout)
+    assert as_json["holds"] is False and as_json["differences"]
+    (tmp_path / "program.json").write_text(p.to_json().replace(p.consts["c2"], changed.consts["c2"]))
+    assert "digest" in run("certify", str(tmp_path / "program.json")).stderr
+    (tmp_path / "other.json").write_text("{}")
+    done = run("certify", "tanh.forward.bf16.d4.sollya", "--against", str(tmp_path / "other.json"))
+    assert done.returncode == 2 and "no certificate" in done.stderr
+
+
+def test_list_and_show() -> None:
+    rows = json.loads(run("list", "--json", "--function", "tanh", "--format", "bf16").stdout)
+    assert rows and all(r["function"] == "tanh" and r["format"] == "bf16" for r in rows)
+    assert {"program", "instructions", "max_abs_error", "exact_tails"} <= set(rows[0])
+    text = run("list", "--function", "exp2").stdout
+    assert "exp2.forward.fp16.pwl2.minimax" in text and "…" not in text
+    shown = run("show", "sigmoid.forward.bf16.d3.sollya").stdout
+    assert "c" in shown and "t = min.nan(r0, " in shown and "max absolute error" in shown and "#" in shown
+    assert json.loads(run("show", "sigmoid.forward.bf16.d3.sollya", "--json").stdout)["program"]["degree"] == 3
+
+
+def test_show_writes_pictures(tmp_path: Path) -> None:
+    done = run("show", "tanh.forward.bf16.d3.sollya", "--png", str(tmp_path / "a.svg"))
+    assert done.returncode == 0 and "<svg" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = run("fit", "tanh", "--degree", "3", "--method", "endpoint-ls", "--out", str(tmp_path / "file"))
+    assert done.returncode == 2 and done.stderr.startswith("polyfma: cannot write") and done.stderr.count("\n") == 1
+
+
+def test_doctor_names_what_is_missing() -> None:
+    found = {f["name"]: f for f in json.loads(run("doctor", "--json", PATH="/nonexistent").stdout)}
+    assert found["sollya"]["found"] == "" and "apt-get" in found["sollya"]["how_to_get"]
+    assert found["numpy"]["found"] and "missing" in run("doctor", PATH="/nonexistent").stdout
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == pf.__version__
+    assert "certify" in run("--help").stdout

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyfma.published import published
+from polyfma.reproduce import FIGURES, TABLES
+from polyfma.reproduce.table2 import METHODS, program_errors, published_error, refit, rows
+
+REFERENCE = Path(__file__).parents[2] / "shared" / "reference" / "paper_tables.json"
+
+
+def quiet(*_: object) -> None:
+    pass
+
+
+def printed(value: float, like: float) -> bool:
+    """Whether a measured figure rounds to the printed one, to two decimals x 1e-3 (ties may go either way)."""
+    return abs(1e3 * value - 1e3 * like) <= 0.0051
+
+
+def test_all_sixteen_figures_of_table_2_re_make() -> None:
+    every = rows()
+    assert len(every) == 16 and {r.method for r in every} == set(METHODS)
+    for row in every:
+        limited = row.label == "tanh D4 endpoint-ls"
+        assert printed(published_error(row, limit=1.0 if limited else None), row.published_error), row.label
+    (tanh,) = (r for r in every if r.label == "tanh D4 endpoint-ls")
+    assert round(1e3 * published_error(tanh), 2) == 20.01  # without the limit it does not re-make
+
+
+@pytest.mark.usefixtures("sollya")
+def test_table_2_is_fair_and_complete() -> None:
+    result = TABLES["table2"](quiet)
+    data = result.rows()
+    assert {"row", "metric", "measured", "published"} == set(data[0]) and json.dumps(data)
+    metrics = {d["metric"] for d in data}
+    assert {"as printed, real", "in BF16, real", "in BF16, split", "in BF16, fused", "own fit, fused"} <= metrics
+    assert len(data) == 16 * 7 and all(d["measured"] > 0 for d in data)
+    assert any("tanh D4 endpoint-ls: printed 9.61" in n for n in result.notes)
+
+
+def test_own_fits_at_the_published_clamp_are_not_worse_than_the_rounded_coefficients_by_much() -> None:
+    row = next(r for r in rows() if r.label == "sigmoid' D4 endpoint-ls")
+    assert program_errors(refit(row), row.clamp)["real"] == pytest.approx(4.462e-3, abs=5e-7)
+
+
+def test_table_8_re_makes_to_the_printed_digits() -> None:
+    for d in TABLES["table8"](quiet).rows():
+        if d["published"] is not None:
+            digits = 4
+            assert float(f"{d['measured']:.{digits - 1}e}") == pytest.approx(d["published"], rel=1e-12), d
+    assert len({d["row"] for d in TABLES["table8"](quiet).rows()}) == 7
+
+
+@pytest.mark.parametrize("name", sorted(FIGURES))
+def test_figures_are_written_twice(name: str, tmp_path: Path) -> None:
+    files = FIGURES[name](tmp_path, quiet)
+    assert [f.name for f in files] == [f"{name}.png", f"{name}.svg"] and sorted(tmp_path.iterdir()) == files
+    assert files[0].read_bytes().startswith(b"\x89PNG") and files[0].stat().st_size > 20_000
+    assert "<svg" in files[1].read_text()[:600]
+
+
+@pytest.mark.skipif(not REFERENCE.is_file(), reason="the reference folder is not beside this checkout")
+def test_package_data_is_the_reference() -> None:
+    assert published() == json.loads(REFERENCE.read_text())
