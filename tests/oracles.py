@@ -146,10 +146,10 @@ def evaluate(op: str, fmt: str, src: list[int], source_formats: list[str]) -> in
     if op.endswith("xorsign.abs"):
         y = minimum(fmt, src[0] & ~top, src[1] & ~top, nan=".nan." in op)
         return y if signed(fmt, y) == "nan" else y | ((src[0] ^ src[1]) & top)
-    if op == "abs":
-        return src[0] & ~top
-    if op == "neg":
-        return src[0] ^ top
+    if op in ("abs", "neg"):
+        if signed(fmt, src[0]) == "nan":
+            return special(fmt, "nan")
+        return src[0] & ~top if op == "abs" else src[0] ^ top
     if op == "copysign":
         return (src[0] & ~top) | (src[1] & top)
     if op in ("set.ge", "set.gt"):

@@ -87,6 +87,14 @@ def test_binary_operations_against_exact_integers(fmt: Format, op: str) -> None:
     np.testing.assert_array_equal(got, np.array(wanted, dtype=fmt.dtype))
 
 
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_unary_operations_on_every_value(fmt: Format) -> None:
+    bits = fmt.all_bits()
+    for op, method in (("abs", fmt.abs), ("neg", fmt.neg)):
+        wanted = [oracles.evaluate(op, fmt.name, [b], []) for b in bits.tolist()]
+        np.testing.assert_array_equal(method(bits), np.array(wanted, dtype=fmt.dtype))
+
+
 @pytest.mark.parametrize("fmt", ALL, ids=str)
 @pytest.mark.parametrize("op", ["fma.relu", "fma.sat"])
 def test_limited_fma(fmt: Format, op: str) -> None:

@@ -106,7 +106,17 @@ def test_two_outputs_come_as_a_dict() -> None:
     assert isinstance(y, dict) and set(y) == {"value", "derivative"}
 
 
-def test_hardware_opcodes_are_refused_without_a_table() -> None:
-    p = Program("h", "tanh", "forward", "bf16", 0, "hardware", ("x",), {}, (Op("tanh.approx", "y", ("x",), "bf16"),), {"value": "y"})
-    with pytest.raises(ProgramError, match="recorded table"):
-        pf.replay(p, np.array([0], dtype=np.uint16))
+@pytest.mark.parametrize(("fmt", "error"), [("bf16", 3.907e-3), ("fp16", 4.926e-4)])
+def test_hardware_tanh_replays_from_its_recorded_table(fmt: str, error: float) -> None:
+    """The error over all inputs that was measured on H200 apart from this table."""
+    p = Program("h", "tanh", "forward", fmt, 0, "hardware", ("x",), {}, (Op("tanh.approx", "y", ("x",), fmt),), {"value": "y"})
+    c = pf.certify(p)
+    assert c.max_abs_error == pytest.approx(error, rel=2e-4) and c.nan == "propagates" and c.exact_tails
+    wide = Program("h", "tanh", "forward", "fp32", 0, "hardware", ("x",), {}, (Op("tanh.approx", "y", ("x",), "fp32"),), {"value": "y"})
+    with pytest.raises(ProgramError, match="only 16-bit"):
+        pf.replay(wide, np.array([0], dtype=np.uint32))
+
+
+def test_hardware_exp2_replays() -> None:
+    p = Program("h", "exp2", "forward", "fp16", 0, "hardware", ("x",), {}, (Op("ex2.approx", "y", ("x",), "fp16"),), {"value": "y"})
+    assert pf.certify(p).max_ulp < 1.1

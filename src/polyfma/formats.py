@@ -231,13 +231,19 @@ class Format:
         return np.asarray(np.where(self.is_nan(smaller), self.dtype.type(self.nan_bits), signed))
 
     def abs(self, a: Bits) -> Bits:
-        return np.asarray(a & self.dtype.type(self.nan_bits))
+        """|a|; a NaN becomes canonical (PTX leaves it open, the H200 does so)."""
+        return self._canonical(a, a & self.dtype.type(self.nan_bits))
 
     def neg(self, a: Bits) -> Bits:
-        return np.asarray(a ^ self.dtype.type(self.sign_bit))
+        """-a; a NaN becomes canonical, as in :meth:`abs`."""
+        return self._canonical(a, a ^ self.dtype.type(self.sign_bit))
+
+    def _canonical(self, a: Bits, result: Bits) -> Bits:
+        return np.asarray(np.where(self.is_nan(a), self.dtype.type(self.nan_bits), result))
 
     def copysign(self, magnitude: Bits, sign: Bits) -> Bits:
-        return np.asarray(self.abs(magnitude) | (sign & self.dtype.type(self.sign_bit)))
+        """Bitwise: the payload of a NaN stays."""
+        return np.asarray((magnitude & self.dtype.type(self.nan_bits)) | (sign & self.dtype.type(self.sign_bit)))
 
     def set_ge(self, a: Bits, b: Bits) -> Bits:
         """All ones where a >= b, else zero; false where either is NaN."""

@@ -61,8 +61,8 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "set.gt": Operation(2, "alu", "mask of a > b; false for NaN"),
         "select": Operation(3, "alu", "by the mask a: b where true, c where false"),
         "cvt": Operation(1, "cvt", "a, rounded once to the operation's format"),
-        "tanh.approx": Operation(1, "mufu", "the hardware's tanh; replay needs a recorded table"),
-        "ex2.approx": Operation(1, "mufu", "the hardware's 2^a; replay needs a recorded table"),
+        "tanh.approx": Operation(1, "mufu", "the GPU's own tanh, replayed from a recorded table"),
+        "ex2.approx": Operation(1, "mufu", "the GPU's own 2^a, replayed from a recorded table"),
     }
 )
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.formats import Bits, Format, Values, get_format
+from polyfma.hardware import recorded
 from polyfma.program import Op, Program
 
 MODES = ("fused", "split", "real")
@@ -138,10 +139,10 @@ def _run_bits(program: Program, inputs: Bits, mode: str) -> dict[str, Bits]:
 
 
 def _hardware(op: Op, operand: Bits) -> Bits:
-    raise ProgramError(
-        f"{op.op} in {op.format} is the hardware's own function; no recorded table of it is installed, so it"
-        " cannot be replayed"
-    )
+    """The hardware's own function, from the table recorded on a GPU (:mod:`polyfma.hardware`)."""
+    if get_format(op.format).width != 16:
+        raise ProgramError(f"{op.op} in {op.format} cannot be replayed: only 16-bit formats have recorded tables")
+    return np.asarray(recorded(op.op, op.format)[operand])
 
 
 def _run_real(program: Program, inputs: Bits) -> dict[str, Values]:
