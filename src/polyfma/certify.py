@@ -121,6 +121,33 @@ def certify(program: Program, *, mode: str = "fused") -> Certificate:
     return dataclasses.replace(certificates[0], others=tuple(certificates[1:]))
 
 
+def faults(certificate: Certificate, *, free: bool = False) -> list[str]:
+    """What keeps a program from being a default one; empty if nothing does.
+
+    A default program is finite at finite inputs, propagates NaN, has exact tails and limits, stays in the
+    range of sigmoid and tanh, keeps its symmetry, and is exact at 0 (even derivatives aside). With
+    ``free`` only finiteness, NaN and the symmetry are asked for.
+    """
+    c = certificate
+    found = []
+    if not math.isfinite(c.max_abs_error):
+        found.append("a finite input gives a non-finite output")
+    if c.nan != "propagates":
+        found.append(f"NaN is {c.nan}")
+    if c.symmetry["kind"] in ("odd", "even") and c.symmetry["violations"]:
+        found.append(f"{c.symmetry['violations']} violations of {c.symmetry['kind']} symmetry")
+    if free:
+        return found
+    if not c.exact_tails:
+        found.append("tails are not exact")
+    bounded = c.direction == "forward" and c.function.split("-")[0] in ("sigmoid", "tanh", "softcap")
+    if bounded and not c.range["inside"]:
+        found.append(f"the range [{c.range['min']:g}, {c.range['max']:g}] leaves the function's")
+    if not c.zero["exact"] and c.symmetry["kind"] != "even":
+        found.append("f(0) is not exact")
+    return found
+
+
 def _inputs(program: Program) -> tuple[Bits, str]:
     fmt, domain = program.fmt, program.target.domain
     if fmt.width == 16:

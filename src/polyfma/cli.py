@@ -282,6 +282,7 @@ def catalog_build_command(
     only: Annotated[str, typer.Option(help="Only rows whose name contains this text.")] = "",
     force: Annotated[bool, typer.Option(help="Make rows anew that are there already.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 2,
+    effort: Annotated[str, typer.Option(help="Of the search in the format: quick, normal or thorough.")] = "normal",
     as_json: Json = False,
 ) -> None:
     """Make the missing rows of the catalogue; goes on where an interrupted build stopped."""
@@ -291,7 +292,7 @@ def catalog_build_command(
     if not rows:
         raise UnknownNameError(f"no catalogue row contains {only!r}")
     with progress_bar("catalogue") as progress:
-        refused = build(rows, workers=workers, force=force, progress=progress)
+        refused = build(rows, workers=workers, force=force, effort=effort, progress=progress)
     if as_json:
         print_json({"rows": len(rows), "refused": refused})
         return

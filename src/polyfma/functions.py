@@ -326,6 +326,13 @@ def get_function(name: str, direction: str = "forward") -> Function:
     return Function(name, direction, match["family"], parameter, shape, family.formula, family.domain)
 
 
+def function_scale(target: Function) -> float:
+    """The x that stands for 1: the cap of softcap, 1/beta of SiLU."""
+    if target.parameter is None or target.family == "sigmoid":
+        return 1.0
+    return float(target.parameter) if target.family == "softcap" else 1 / float(target.parameter)
+
+
 def function_names() -> list[str]:
     """The families; those with a parameter show it in brackets."""
     return [

@@ -1,7 +1,9 @@
 """Makes the catalogue: every planned row is fitted, certified and written, whole or not at all.
 
 A row that is already there keeps its program unless it is asked for anew, so an interrupted build goes on
-where it stopped; its certificate is made again and replaced if it differs.
+where it stopped; its certificate is made again and replaced if it differs. A searched row is only ever
+replaced by a better one: the program that is there is a candidate, as are the neighbouring degree, the row
+with more requirements, and the controls.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfma.catalog import CERTIFICATES, PROGRAMS, REFUSED, load, record, refused
@@ -18,105 +20,215 @@ from polyfma.errors import PolyfmaError
 from polyfma.files import write_text
 from polyfma.fit import EXP2_METHODS, search
 from polyfma.fit.common import Fit, program_name
+from polyfma.fit.objective import Distribution, Objective
 from polyfma.formats import get_format
 from polyfma.forms import get_form, published_form
 from polyfma.functions import DIRECTIONS, get_function
+from polyfma.program import Program
 from polyfma.published import published
 
 FUNCTIONS = ("sigmoid", "tanh", "silu", "gelu", "gelu-tanh", "silu-1.702", "softcap-50")
 FORMATS = ("bf16", "fp16")
 CONTROL_DEGREES = (3, 4, 5, 6)
+SEARCHED_DEGREES = (2, 3, 4, 5, 6)
 CONTROLS = ("endpoint-ls", "sollya")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One program to make."""
+    """One program to make. ``after`` are rows that must be there before it; ``options`` go to the fit."""
 
+    name: str
     function: str
     direction: str
     format: str
     degree: int
     method: str
-    form: str | None = None
-
-    @property
-    def name(self) -> str:
-        if self.function == "exp2":
-            return f"exp2.forward.{self.format}.{(self.form or '').removeprefix('exp2-')}.{self.method}"
-        target = get_function(self.function, self.direction)
-        form = get_form(self.form) if self.form else published_form(target)
-        return program_name(form, target, get_format(self.format), self.degree, self.method)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
+    after: tuple[str, ...] = ()
 
 
 def plan() -> list[Row]:
-    """Every row of the catalogue, controls first."""
-    return [*_controls(), *_attention()]
-
-
-def _attention() -> Iterator[Row]:
-    """What sigmoid attention and the exp2 ladder were published with."""
-    for function in ("sigmoid", "sigmoid-4096"):
-        for form in ("two-row", "coupled"):
-            yield Row(function, "forward", "bf16", 3, "endpoint-ls", form)
-    for fmt in FORMATS:
-        yield Row("exp2", "forward", fmt, 1, "least-squares", "exp2-d1")
-        for form, degree in (("exp2-pwl2", 1), ("exp2-d2", 2)):
-            yield from (Row("exp2", "forward", fmt, degree, method, form) for method in EXP2_METHODS)
-        yield Row("exp2", "forward", fmt, 3, "minimax", "exp2-d3")
+    """Every row of the catalogue, in an order in which each comes after those it needs."""
+    return [*_controls(), *_attention(), *_defaults(), *_named_forms()]
 
 
 def _controls() -> Iterator[Row]:
     for function in FUNCTIONS:
         for direction in DIRECTIONS:
+            form = published_form(get_function(function, direction))
             for fmt in FORMATS:
                 for degree in CONTROL_DEGREES:
                     for method in CONTROLS:
-                        yield Row(function, direction, fmt, degree, method)
+                        name = program_name(form, get_function(function, direction), get_format(fmt), degree, method)
+                        # The strongest control under the arithmetic that runs; the published search rounds split.
+                        yield Row(name, function, direction, fmt, degree, method, {"mode": "fused"})
 
 
-def build(rows: list[Row], *, workers: int = 2, force: bool = False,
+def _attention() -> Iterator[Row]:
+    """What sigmoid attention and the exp2 ladder were published with."""
+    clamp = published()["b3_deployed"]["clamp"]
+    for function in ("sigmoid", "sigmoid-4096"):
+        for form in ("two-row", "coupled"):
+            yield Row(f"{function}.forward.bf16.{form}-d3.endpoint-ls", function, "forward", "bf16", 3, "endpoint-ls",
+                      {"mode": "fused", "form": form, "clamp": clamp})  # fmt: skip
+    ladder = (("d1", 1, ("least-squares",)), ("pwl2", 1, EXP2_METHODS[:2]), ("d2", 2, EXP2_METHODS[:2]), ("d3", 3, ("published",)))
+    for fmt in FORMATS:
+        for core, degree, methods in ladder:
+            for method in methods:
+                yield Row(f"exp2.forward.{fmt}.{core}.{method}", "exp2", "forward", fmt, degree, method, {"form": f"exp2-{core}"})
+
+
+def _defaults() -> Iterator[Row]:
+    """The best programs in the format: D2 to D6, with the default requirements and free of them."""
+    for function in FUNCTIONS:
+        for direction in DIRECTIONS:
+            for fmt in FORMATS:
+                if function == "softcap-50" and fmt == "fp16":
+                    continue  # coefficients over 50^k are subnormal: use tanh programs on x/cap
+                for degree in SEARCHED_DEGREES:
+                    stem = f"{function}.{direction}.{fmt}.d{degree}"
+                    below = f"{function}.{direction}.{fmt}.d{degree - 1}"
+                    lower = (below,) if degree > SEARCHED_DEGREES[0] else ()
+                    yield Row(stem, function, direction, fmt, degree, "lattice", {}, lower)
+                    yield Row(f"{stem}.free", function, direction, fmt, degree, "lattice", {"free": True},
+                              (stem, *(f"{b}.free" for b in lower)))  # fmt: skip
+
+
+def _named_forms() -> Iterator[Row]:
+    """Programs that carry their form: a fixed shape, or another objective."""
+    gating = Objective(distribution=Distribution.normal(1.0), bias_weight=1.0)
+    for fmt in FORMATS:
+        for function in ("silu", "gelu", "gelu-tanh", "silu-1.702"):
+            for form, degree in (("w", 3), ("wsq", 3)):
+                yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice", {"form": form})
+            yield Row(f"{function}.forward.{fmt}.times-sigmoid-d4", function, "forward", fmt, 4, "lattice",
+                      {"form": "times-sigmoid", "objective": gating})  # fmt: skip
+        for form, degree in (("unit-odd", 4), ("unit-odd", 5), ("unit-odd", 6)):
+            yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
+                      {"form": form, "objective": "logit"})  # fmt: skip
+    for (function, fmt), (form, degree) in ACCURATE.items():
+        yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice",
+                  {"form": form, "objective": "ulp-quarter"})  # fmt: skip
+
+
+# The cheapest form and degree, of those looked at, within an ulp of max(|f|, 1/4) and monotone to an ulp in
+# BF16; in FP16 as near as the search comes.
+ACCURATE: dict[tuple[str, str], tuple[str, int]] = {}
+
+
+def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str = "normal",
           progress: Callable[[int, int, str], None] | None = None) -> dict[str, str]:  # fmt: skip
     """Make the rows that are missing (all, with ``force``). Returns the refused ones with their reasons.
 
-    ``progress(done, total, name)`` is called after each row.
+    ``effort`` is that of the search in the format. ``progress(done, total, name)`` is called after each row.
     """
     known = refused()
-    todo = [r for r in rows if force or r.name not in known]
+    todo = {r.name: r for r in rows if force or r.name not in known}
     # Tables first and in this process, or every worker would make the same ones.
-    for function, direction, fmt in dict.fromkeys((r.function, r.direction, r.format) for r in todo):
+    for function, direction, fmt in dict.fromkeys((r.function, r.direction, r.format) for r in todo.values()):
         get_function(function, direction).table(fmt)
-    with ProcessPoolExecutor(max_workers=workers) as pool:
-        futures = {pool.submit(make_row, row, force): row for row in todo}
-        for done, future in enumerate(as_completed(futures), 1):
-            row = futures[future]
-            reason = future.result()
+    pool = ProcessPoolExecutor(max_workers=workers, initializer=_one_thread)
+    try:
+        _schedule(pool, todo, known, force, effort, progress)
+    except BaseException:  # an interrupt: rows in work are finished by their processes or lost whole
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(getattr(pool, "_processes", {}).values()):
+            process.terminate()
+        raise
+    pool.shutdown()
+    return {r.name: known[r.name] for r in rows if r.name in known}
+
+
+def _schedule(pool: ProcessPoolExecutor, todo: dict[str, Row], known: dict[str, str], force: bool, effort: str,
+              progress: Callable[[int, int, str], None] | None) -> None:  # fmt: skip
+    """Submit each row once those that it comes after are done."""
+    waiting, running, done, total = dict(todo), {}, 0, len(todo)
+    while waiting or running:
+        ready = [r for r in waiting.values() if not any(a in waiting or a in {x.name for x in running.values()} for a in r.after)]
+        for row in ready:
+            del waiting[row.name]
+            running[pool.submit(make_row, row, force, effort)] = row
+        future = next(as_completed(running))
+        row = running.pop(future)
+        reason = future.result()
+        done += 1
+        if reason or row.name in known:
             known.pop(row.name, None)
             if reason:
                 known[row.name] = reason
             write_text(REFUSED, json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-            if progress:
-                progress(done, len(todo), row.name)
-    return {r.name: known[r.name] for r in rows if r.name in known}
+        if progress:
+            progress(done, total, row.name)
 
 
-def make_row(row: Row, force: bool = False) -> str:
+def _one_thread() -> None:
+    """Workers are processes; their searches must not fight for the cores."""
+    import numba
+
+    numba.set_num_threads(1)
+
+
+def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
     """Fit (unless the program is there), certify and write one row; the reason if it is refused."""
-    if not force and (PROGRAMS / f"{row.name}.json").is_file():
+    path = PROGRAMS / f"{row.name}.json"
+    if not force and path.is_file():
         _certify_again(row.name)
         return ""
-    options: dict[str, Any] = {} if row.form is None else {"form": row.form}
-    if row.method in CONTROLS:
-        # The strongest control under the arithmetic that runs; the published search rounds split.
-        options["mode"] = "fused"
-    if row.form in ("two-row", "coupled"):
-        options["clamp"] = published()["b3_deployed"]["clamp"]
+    options = dict(row.options)
+    if row.method == "lattice":
+        options |= {"effort": effort, "seeds": _relatives(row)}
     try:
         fit = search(row.function, row.direction, row.format, row.degree, row.method, **options)
     except PolyfmaError as error:
-        return str(error)
-    write_entry(fit)
+        if not path.is_file() and not (row.method == "lattice" and _relatives(row)):
+            return str(error)
+        fit = None
+    if row.method == "lattice":
+        _write_better(row, fit)
+    elif fit is not None:
+        write_entry(Fit(**{**vars(fit), "program": fit.program.renamed(row.name)}))
     return ""
+
+
+def _relatives(row: Row) -> list[Program]:
+    """Programs that may serve the row as they are: its own, those it comes after, its controls."""
+    stem = row.name.removesuffix(".free")
+    names = [row.name, *row.after, *(f"{stem}.{control}" for control in CONTROLS)]
+    return [Program.read(PROGRAMS / f"{n}.json") for n in names if (PROGRAMS / f"{n}.json").is_file()]
+
+
+def _write_better(row: Row, fit: Fit | None) -> None:
+    """Write the best of what was found and the relatives, under the row's name."""
+    from polyfma.fit.lattice import METHOD, Request, judged
+
+    objective = row.options.get("objective", Objective())
+    request = Request(row.function, row.direction, get_format(row.format), row.degree, row.options.get("free", False),
+                      Objective(objective) if isinstance(objective, str) else objective)  # fmt: skip
+    found = [] if fit is None else [fit.program]
+    for relative in _relatives(row):
+        own_form = row.options.get("form") in (None, relative.form)
+        counts, masked = relative.counts, any(op.op == "select" for op in relative.ops)
+        within = counts.fma <= row.degree + 1 and counts.instructions <= row.degree + 6 and not masked
+        if relative.name == row.name or (own_form and within):
+            found.append(relative)
+    judged_programs = []
+    for program in found:
+        certificate = certify(program)
+        if not request.accepts(certificate):
+            judged_programs.append((judged(program, certificate, request), program.counts.instructions, len(judged_programs), program))
+    score, _, _, program = min(judged_programs)
+    named = Program.from_dict({k: v for k, v in program.to_dict().items() if k != "digest"} | {"name": row.name, "degree": row.degree})
+    candidates = 0 if fit is None else len(fit.candidates)
+    fit_record = {"method": METHOD, "form": named.form, "clamp": named.clamp, "objective": request.objective.name,
+                  "distribution": "N(0, 1)" if request.objective.distribution else None, "score": score,
+                  "score_mode": "fused", "candidates": candidates}  # fmt: skip
+    path = PROGRAMS / f"{row.name}.json"
+    if path.is_file() and Program.read(path).digest == named.digest:
+        _certify_again(row.name)
+        return
+    _write_certificate(row.name, certify(named), fit_record)
+    write_text(path, named.to_json())
 
 
 def _certify_again(name: str) -> None:

@@ -9,8 +9,8 @@ from polyfma.fit.common import Fit
 from polyfma.formats import Format
 from polyfma.program import Program
 
-METHODS = ("endpoint-ls", "sollya")
-EXP2_METHODS = ("minimax", "least-squares")
+METHODS = ("lattice", "endpoint-ls", "sollya")
+EXP2_METHODS = ("minimax", "least-squares", "published")
 
 
 def default_method(function: str) -> str:
@@ -30,6 +30,10 @@ def search(function: str, direction: str = "forward", format: str | Format = "bf
             from polyfma.fit.exp2 import fit_exp2
 
             return fit_exp2(options.get("form") or f"exp2-d{degree}", method, format)
+        if method == "lattice":
+            from polyfma.fit.lattice import fit_lattice
+
+            return fit_lattice(function, direction, format, degree, **options)
         if method == "endpoint-ls":
             from polyfma.fit.endpoint_ls import fit_endpoint_ls
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from polyfma.errors import CoefficientError, FitError
 from polyfma.formats import Bits, Format, Values
 from polyfma.forms import Form, published_form
-from polyfma.functions import Function
+from polyfma.functions import Function, function_scale
 from polyfma.program import Program
 from polyfma.replay import replay
 
@@ -67,13 +67,6 @@ def program_name(form: Form, target: Function, fmt: Format, degree: int, method:
     """``function.direction.format.dN.method``; a form that is not the published one is named before dN."""
     shape = "" if not form.clamped or form is published_form(target) else f"{form.name}-"
     return f"{target.name}.{target.direction}.{fmt}.{shape}d{degree}.{method}"
-
-
-def function_scale(target: Function) -> float:
-    """The x that stands for 1: the cap of softcap, 1/beta of SiLU."""
-    if target.parameter is None or target.family == "sigmoid":
-        return 1.0
-    return float(target.parameter) if target.family == "softcap" else 1 / float(target.parameter)
 
 
 class Scorer:

@@ -1,4 +1,4 @@
-"""Short programs for 2^f on the fraction 0 <= f <= 1, each pinned to p(0) = 1 and p(1) = 2.
+"""Short programs for 2^f on the fraction 0 <= f <= 1, pinned to p(0) = 1 and p(1) = 2 but for exp2-d3.
 
 ``least-squares`` minimises the absolute error on a uniform grid, ``minimax`` the largest relative error
 on the same grid: the two criteria of the published table 8.
@@ -19,7 +19,7 @@ from polyfma.functions import get_function
 from polyfma.published import published
 from polyfma.replay import replay
 
-METHODS = ("least-squares", "minimax")
+METHODS = ("minimax", "least-squares", "published")
 GRID_POINTS = (1 << 16) + 1
 _FORMS = {"exp2-d1": 1, "exp2-pwl2": 1, "exp2-d2": 2, "exp2-d3": 3}
 
@@ -43,12 +43,14 @@ def exp2_values(form: str, method: str) -> dict[str, float]:
     """
     if method not in METHODS:
         raise UnknownNameError(f"unknown exp2 method {method!r}; known: {', '.join(METHODS)}")
+    if form not in _FORMS:
+        raise FitError(f"form {form!r} is not an exp2 form; known: {', '.join(_FORMS)}")
+    if (form == "exp2-d3") != (method == "published"):
+        raise FitError("exp2-d3 is FlashAttention-4's polynomial: method published, and no other form has it")
     if form == "exp2-d1":
         return {}
     if form == "exp2-d3":
         return {f"c{k}": v for k, v in enumerate(published()["table8_exp2_fraction"]["forms"]["FA4 D3"])}
-    if form not in _FORMS:
-        raise FitError(f"form {form!r} is not an exp2 form; known: {', '.join(_FORMS)}")
     f = fraction_grid()
     # p = 1 + a u + v, the pin p(1) = 2 having removed b.
     u, v = (f - 2 * np.maximum(f - 0.5, 0), 2 * np.maximum(f - 0.5, 0)) if form == "exp2-pwl2" else (f - f * f, f * f)

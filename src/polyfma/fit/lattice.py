@@ -1,0 +1,500 @@
+"""The search in the format: coefficients and clamp on the format's own grid, scored by fused replay.
+
+For every form that fits the budget and every clamp on the format's grid:
+
+1. a linear programme gives the real minimax solution with the tail requirement (the seed);
+2. a randomised nearest-plane search looks for grid points near it (:mod:`polyfma.fit.vm`), the first
+   coefficient solved exactly each time because the error is monotone in it;
+3. successive halving gives the promising clamps and forms more samples, ending with pairwise steps.
+
+Endpoint least squares, Sollya's fit (where installed) and the neighbouring degree are further starting
+points. The winner of every form is certified on all inputs; only a program without faults is returned.
+The same seed gives the same program on any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+
+from polyfma.certify import Certificate, certify, faults
+from polyfma.errors import CoefficientError, FitError
+from polyfma.fit.common import Candidate, Fit
+from polyfma.fit.objective import Objective, expected_error
+from polyfma.formats import Format, Values, get_format
+from polyfma.forms import FORMS, Form, get_form
+from polyfma.forms.searched import SEARCHED
+from polyfma.functions import Function, function_scale, get_function
+from polyfma.program import Program
+from polyfma.replay import real_values, replay
+
+METHOD = "lattice"
+GRID_POINTS = 120
+BEYOND_POINTS = 16
+MOST_CLAMPS = 110
+NEIGHBOURS = 5  # steps of the format's grid around the best clamps that the later rounds add
+# Samples for each clamp in the rounds of successive halving, and the share of clamps that stay after each.
+EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
+    "quick": ((60, 0.25), (400, 0.25), (3000, 1.0)),
+    "normal": ((200, 0.3), (2000, 0.3), (20000, 1.0)),
+    "thorough": ((600, 0.4), (6000, 0.3), (100000, 1.0)),
+}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is searched: the target, its format, the budget, and the requirements."""
+
+    function: str
+    direction: str
+    fmt: Format
+    degree: int
+    free: bool = False
+    objective: Objective = field(default_factory=Objective)
+    monotone: float | None = None
+    seed: int = 0
+    effort: str = "normal"
+
+    @property
+    def target(self) -> Function:
+        return get_function(self.function, self.direction)
+
+    @property
+    def name(self) -> str:
+        return f"{self.function}.{self.direction}.{self.fmt}.d{self.degree}" + (".free" if self.free else "")
+
+    def accepts(self, certificate: Certificate) -> list[str]:
+        found = faults(certificate, free=self.free)
+        if self.monotone is not None and certificate.monotone_ulps > self.monotone:
+            found.append(f"monotone within {certificate.monotone_ulps:g} ulp, not {self.monotone:g}")
+        return found
+
+
+@dataclass
+class Shape:
+    """A form at its own degree, with the inputs and weights on which it is scored."""
+
+    form: Form
+    degree: int
+    request: Request
+
+    def program(self, values: dict[str, float], name: str | None = None) -> Program:
+        r = self.request
+        budget = r.degree if name is None else None
+        return self.form.build(name or r.name, r.function, r.direction, r.fmt, self.degree, values, budget=budget)
+
+
+def degree_within_budget(form: Form, request: Request) -> int | None:
+    """The largest degree of a form with at most N + 1 FMA-pipe and N + 6 packed instructions; None if none fits.
+
+    A form in a wider format is given the budget's own degree: its cost is reported, not limited.
+    """
+    n = request.degree
+    if form.inner:
+        return n
+    for degree in range(n + 1, 0, -1):
+        names = form.free_names(degree)
+        if degree < form.least_degree or not names or len(names) > n + 1 or (len(names) > n and "c0" not in names):
+            continue
+        try:
+            counts = form.build("budget", request.function, request.direction, request.fmt, degree,
+                                dict.fromkeys(names, 0.5) | {"clamp": 4.0}).counts  # fmt: skip
+        except CoefficientError:
+            return None
+        if counts.fma <= n + 1 and counts.instructions <= n + 6:
+            return degree
+    return None
+
+
+def shapes(request: Request, forms: Iterable[Form] | None = None) -> list[Shape]:
+    """The searched forms that serve the target within the budget."""
+    found = []
+    for form in forms or SEARCHED:
+        degree = degree_within_budget(form, request) if form.serves(request.target) else None
+        if degree is not None and (form.linear or forms):
+            found.append(Shape(form, degree, request))
+    return found
+
+
+# -- inputs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where candidates are scored: blocks of x, exact values, weights and limits (see :func:`vm.score`)."""
+
+    x: Values
+    f: Values
+    weight: Values
+    low: Values
+    high: Values
+
+
+def scored_inputs(request: Request, reach: float) -> Inputs:
+    """Both signs up to twice the largest clamp from a size below which nothing changes, and both tails.
+
+    Symmetric functions need one sign. A coarse part comes first, so that most candidates fall early.
+    """
+    target, fmt = request.target, request.fmt
+    start = int(fmt.encode(2.0**-9 * function_scale(target)))
+    positive = np.arange(start, int(fmt.encode(2 * reach)) + 1, dtype=fmt.dtype)
+    if fmt.precision > 8:  # every value near the clamp, a part of the others: the certificate sees them all
+        fine = fmt.decode(positive) > 0.25 * reach
+        positive = positive[fine | (np.arange(positive.size) % 3 == 0)]
+    positive = np.concatenate([positive[::8], np.delete(positive, np.s_[::8])])
+    one_sided = target.shape.symmetry in ("odd", "even") and request.objective.distribution is None
+    sides = [positive] if one_sided else [positive, positive | fmt.dtype.type(fmt.sign_bit)]
+    bits = np.concatenate(sides)
+    exact = target.table(fmt).exact[bits]
+    x = fmt.decode(bits)
+    weight = request.objective.weights(target, fmt, x, exact)
+    if request.objective.distribution is not None:
+        order = np.argsort(x)
+        weight = np.empty_like(x)
+        weight[order] = np.sqrt(request.objective.distribution.probabilities(x[order]))
+    low, high = _output_limits(request, x.size)
+    if not request.free:
+        tail_x, tail_f = _tail_inputs(target, fmt)
+        x, exact = np.concatenate([x, tail_x]), np.concatenate([exact, tail_f])
+        weight = np.concatenate([weight, np.full(tail_x.size, 1e30)])
+        low, high = _output_limits(request, x.size)
+    return Inputs(x, exact, weight, low, high)
+
+
+def _tail_inputs(target: Function, fmt: Format) -> tuple[Values, Values]:
+    """+-largest finite and 0, where the correctly rounded value itself is required."""
+    bits = np.array([fmt.max_bits, fmt.max_bits | fmt.sign_bit, 0], dtype=fmt.dtype)
+    bits = bits[:2] if target.shape.symmetry == "even" else bits
+    return fmt.decode(bits), fmt.decode(target.table(fmt).rounded[bits])
+
+
+def _output_limits(request: Request, size: int) -> tuple[Values, Values]:
+    low, high = request.target.shape.range
+    if request.free or request.direction == "backward" or request.target.shape.symmetry == "residual":
+        low, high = -np.inf, np.inf
+    return np.full(size, low), np.full(size, high)
+
+
+# -- the real solution -----------------------------------------------------------------------------------
+
+
+Real = tuple[Values, float, NDArray[np.float64]]
+_SOLVED: dict[Any, Real | None] = {}
+
+
+def _tail_band(shape: Shape, clamp: float) -> tuple[float, float] | None:
+    """Where the real model may lie at the clamp so that rounding can make the tail exact."""
+    request, target = shape.request, shape.request.target
+    if request.free or shape.form.name.removeprefix("fp16-").removeprefix("fp32-") in ("w", "wsq", "even-w", "even-wsq"):
+        return None
+    limit = target._special(np.inf)
+    ulp = float(request.fmt.ulp(np.array([1.0]))[0])
+    limited = shape.form.name.endswith("limited")
+    if target.shape.symmetry == "even":
+        return -0.05, 0.0
+    if target.shape.symmetry == "residual":
+        if shape.form.name.endswith("relu-residual"):
+            return clamp - 2e-3 * ulp, clamp + 2e-3 * ulp
+        return clamp * (1 - (0 if limited else ulp / 4)), clamp * (1 + (4 if limited else 0.5) * ulp)
+    return limit * (1 - (0 if limited else ulp / 4)), limit * (1 + (4 if limited else 0.5) * ulp)
+
+
+def real_minimax(shape: Shape, clamp: float) -> Real | None:
+    """The real coefficients of least weighted error at a clamp, that error, and the weighted basis.
+
+    A linear programme on :func:`_real_grid`; None where no polynomial meets the tail. Remembered, because
+    forms with the same model ask for the same.
+    """
+    band = _tail_band(shape, clamp)
+    key = (shape.form.model_of, shape.degree, clamp, band, shape.request.target, shape.request.fmt.name, shape.request.objective)
+    if key not in _SOLVED:
+        _SOLVED[key] = _solve_real(shape, clamp, band)
+    return _SOLVED[key]
+
+
+def _solve_real(shape: Shape, clamp: float, band: tuple[float, float] | None) -> Real | None:
+    """Minimise E subject to |weighted error| <= E on the grid and the tail in its band."""
+    target, request = shape.request.target, shape.request
+    x = _real_grid(clamp)
+    offset, multiplier, matrix = shape.form.model(target, x, shape.degree, clamp)
+    f = _values(target, clamp)
+    weight = request.objective.weights(target, request.fmt, x, f)
+    rows, wanted = (multiplier * weight)[:, None] * matrix, (f - offset) * weight
+    ones = np.ones((x.size, 1))
+    bounds_a = [np.hstack([rows, -ones]), np.hstack([-rows, -ones])]
+    bounds_b = [wanted, -wanted]
+    if band is not None:
+        end = np.array([clamp])
+        o, m, a = shape.form.model(target, end, shape.degree, clamp)
+        row = np.hstack([m[:, None] * a, np.zeros((1, 1))])
+        bounds_a += [row, -row]
+        bounds_b += [np.array([band[1] - o[0]]), np.array([o[0] - band[0]])]
+    n = matrix.shape[1]
+    scale = np.maximum(np.max(np.abs(rows), axis=0), 1e-30)
+    stacked = np.vstack(bounds_a)
+    stacked[:, :n] /= scale
+    solved = linprog(np.r_[np.zeros(n), 1.0], A_ub=stacked, b_ub=np.concatenate(bounds_b),
+                     bounds=[(None, None)] * n + [(0, None)], method="highs-ds")  # fmt: skip
+    if solved.x is None:
+        return None
+    return np.asarray(solved.x[:n] / scale), float(solved.x[n]), rows
+
+
+def _real_grid(clamp: float) -> Values:
+    """Points of (0, Lc), denser at both ends, and some beyond, where the output stands still."""
+    inside = clamp / 2 * (1 - np.cos(np.pi * (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS))
+    return np.concatenate([inside, clamp * np.geomspace(1.002, 3.0, BEYOND_POINTS)])
+
+
+@lru_cache(maxsize=4096)
+def _values(target: Function, clamp: float) -> Values:
+    return target.values(_real_grid(clamp))
+
+
+def _clamps(shape: Shape) -> list[float]:
+    """Clamps on the format's grid around those where the real solution is good, at most MOST_CLAMPS."""
+    scale, fmt = function_scale(shape.request.target), shape.request.fmt
+    coarse = [float(fmt.decode(fmt.encode(v * scale))) for v in np.arange(1.0, 9.01, 0.5)]
+    errors = {c: s[1] for c in coarse if (s := real_minimax(shape, c)) is not None}
+    if not errors:
+        return []
+    slack = float(fmt.ulp(np.array([0.5]))[0])
+    least = min(errors.values())
+    good = [c for c, e in errors.items() if e <= 1.3 * least + slack]
+    low, high = int(fmt.encode(max(min(good) - 0.5 * scale, 0.5 * scale))), int(fmt.encode(max(good) + 0.5 * scale))
+    every = np.arange(low, high + 1)
+    stride = max(1, -(-every.size // MOST_CLAMPS))
+    return [float(v) for v in fmt.decode(every[::stride].astype(fmt.dtype))]
+
+
+# -- the search ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Job:
+    """One clamp of one shape: its machine constants, real centre and triangular factor."""
+
+    shape: Shape
+    clamp: float
+    constants: Values
+    centre: Values
+    r: NDArray[np.float64]
+    start: Values
+    real_error: float
+    best: Values
+    score: float = np.inf
+
+
+def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values]) -> tuple[Any, list[_Job]]:
+    from polyfma.fit import vm
+
+    code, jobs = None, []
+    names = shape.form.free_names(shape.degree)
+    for clamp in clamps:
+        solved = real_minimax(shape, clamp)
+        if solved is None:
+            continue
+        centre, real_error, rows = solved
+        inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
+        least = inner.min_normal if inner.name == "fp16" else 0.0
+        usable = np.where(np.abs(centre) < least, np.copysign(2 * least, centre), centre)
+        try:
+            program = shape.program(dict(zip(names, usable.tolist(), strict=True)) | {"clamp": clamp})
+        except CoefficientError:
+            continue
+        compiled = vm.compile_program(program, names)
+        code = compiled
+        r = np.linalg.qr(rows / np.sqrt(rows.shape[0]), mode="r")
+        if np.any(np.abs(np.diag(r)) < 1e-300):
+            continue
+        start = starts.get(clamp, np.full(len(names), np.nan))
+        jobs.append(_Job(shape, clamp, compiled.constants, centre, r, start, real_error, centre.copy()))
+    return code, jobs
+
+
+def _slopes(shape: Shape, inputs: Inputs, job: _Job) -> Values:
+    """The sign of the output's slope in the first coefficient, at every input, in real arithmetic."""
+    names = shape.form.free_names(shape.degree)
+    values = {n: float(v) for n, v in zip(names, job.centre, strict=True)} | {"clamp": job.clamp}
+    inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
+    least = 4 * inner.min_normal if inner.name == "fp16" else 0.0
+    base = {n: v if abs(v) >= least or n == "clamp" else np.copysign(least, v) if least else v for n, v in values.items()}
+    high = base | {names[0]: base[names[0]] + 2.0**-4 * max(abs(base[names[0]]), 2.0**-6)}
+    difference = real_values(shape.program(high), inputs.x) - real_values(shape.program(base), inputs.x)
+    return np.where(difference < 0, -1.0, 1.0)
+
+
+def search_shape(shape: Shape, *, bound: float = np.inf, starts: dict[float, Values] | None = None,
+                 clamps: Sequence[float] | None = None, progress: Progress | None = None) -> list[tuple[float, Program]]:  # fmt: skip
+    """Candidates of one shape with their scores, best first; at most one for each clamp."""
+    from polyfma.fit import vm
+
+    fixed = clamps is not None
+    clamps = list(clamps) if clamps is not None else _clamps(shape)
+    clamps = sorted({*clamps, *(starts or {})})
+    code, jobs = _prepare(shape, clamps, starts or {})
+    if not jobs:
+        return []
+    inputs = scored_inputs(shape.request, max(j.clamp for j in jobs))
+    slopes = _slopes(shape, inputs, jobs[len(jobs) // 2])
+    blocks = [vm.layout(v) for v in (inputs.x, inputs.f, inputs.low, inputs.high, inputs.weight, slopes)]
+    rounds = EFFORTS[shape.request.effort]
+    for i, (samples, share) in enumerate(rounds):
+        _round(code, jobs, blocks, samples, seed=shape.request.seed * 1000 + i, bound=bound)
+        jobs = sorted(jobs, key=lambda j: (j.score, j.clamp))
+        jobs = jobs[: max(4, int(np.ceil(share * len(jobs))))]
+        if i == 0 and not fixed:
+            jobs += _prepare(shape, _neighbours(shape, jobs), {})[1]
+        if progress:
+            progress(i + 1, len(rounds))
+    names = shape.form.free_names(shape.degree)
+    return [(j.score, shape.program(dict(zip(names, j.best.tolist(), strict=True)) | {"clamp": j.clamp}))
+            for j in jobs if np.isfinite(j.score)]  # fmt: skip
+
+
+def _bias_weight(request: Request) -> float:
+    """The machine's ``bias``: below 0 asks for the largest error."""
+    return -1.0 if request.objective.distribution is None else request.objective.bias_weight
+
+
+def _neighbours(shape: Shape, jobs: list[_Job]) -> list[float]:
+    """Clamps a few steps from the best ones that are not among the jobs."""
+    fmt = shape.request.fmt
+    have = {j.clamp for j in jobs}
+    steps = np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
+    near = {float(v) for j in jobs[:3] for v in fmt.decode((int(fmt.encode(j.clamp)) + steps).astype(fmt.dtype))}
+    return sorted(near - have)
+
+
+def _round(code: Any, jobs: list[_Job], blocks: list[Values], samples: int, seed: int, bound: float) -> None:
+    from polyfma.fit import vm
+
+    starts = np.stack([j.best if np.isfinite(j.score) else j.start for j in jobs])
+    best = np.stack([j.best for j in jobs])
+    # A candidate must beat what its clamp has; in the first round anything below the given bound will do.
+    bounds = np.array([min(j.score * (1 + 1e-12), bound) for j in jobs])
+    spreads = np.array([0.35 * max(j.real_error, 1e-6) + 2e-4 for j in jobs])
+    seeds = np.array([seed * 7919 + i for i in range(len(jobs))])
+    scores = vm.search_many(code.ops, np.stack([j.constants for j in jobs]), code.coefficient_slots, code.output,
+                            code.coefficient_format, np.stack([j.centre for j in jobs]), np.stack([j.r for j in jobs]), starts,
+                            *blocks, _bias_weight(jobs[0].shape.request), bounds, samples, spreads, seeds, best)  # fmt: skip
+    for job, found, coefficients in zip(jobs, scores, best, strict=True):
+        if found < job.score:
+            job.score, job.best = float(found), coefficients
+
+
+def fit_lattice(
+    function: str, direction: str = "forward", fmt: str | Format = "bf16", degree: int = 4, *, form: str | None = None,
+    clamp: float | None = None, free: bool = False, objective: str | Objective = "weighted", monotone: float | None = None,
+    seed: int = 0, effort: str = "normal", seeds: Sequence[Program] = (), progress: Progress | None = None,
+) -> Fit:  # fmt: skip
+    """The best program found for a function within the budget of dN: N + 1 FMA-pipe, N + 6 packed instructions.
+
+    ``form`` fixes the form, ``clamp`` the clamp; ``free`` drops tails and range; ``objective`` names what is
+    minimised (:class:`Objective`); ``monotone`` bounds the certificate's ``monotone_ulps``; ``seeds`` are
+    programs to start from. Raises FitError if nothing meets the requirements.
+    """
+    f = get_format(fmt)
+    if effort not in EFFORTS:
+        raise FitError(f"unknown effort {effort!r}; known: {', '.join(EFFORTS)}")
+    if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= 8:
+        raise FitError(f"degree {degree!r} is outside 1..8")
+    objective = Objective(objective) if isinstance(objective, str) else objective
+    request = Request(function, direction, f, degree, free, objective, monotone, seed, effort)
+    tried = shapes(request, [get_form(form)] if form else None)
+    if not tried:
+        raise FitError(f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions"
+                       + (f" (asked for {form})" if form else ""))  # fmt: skip
+    if clamp is not None and not (np.isfinite(clamp) and clamp > 0):
+        raise FitError(f"clamp Lc = {clamp!r} must be a positive number")
+    return _best_of_shapes(request, tried, clamp, seeds, progress)
+
+
+def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, seeds: Sequence[Program],
+                    progress: Progress | None) -> Fit:  # fmt: skip
+    """Every shape gets a quick search; those within reach of the best one the full effort."""
+    quick = [replace_effort(s, "quick") for s in tried]
+    fixed = None if clamp is None else [clamp]
+    found: list[tuple[float, Program, Shape]] = []
+    total = len(tried) + 3
+    for i, shape in enumerate(quick):
+        for s, p in search_shape(shape, starts=_starts(shape, seeds), clamps=fixed):
+            found.append((s, p, shape))
+        if progress:
+            progress(i + 1, total)
+    if request.effort != "quick" and found:
+        leaders = sorted({s.form.name: min(x[0] for x in found if x[2].form.name == s.form.name)
+                          for _, _, s in found}.items(), key=lambda kv: kv[1])  # fmt: skip
+        limit = 1.25 * leaders[0][1]
+        for i, (name, least) in enumerate(leaders[:3]):
+            if least <= limit:
+                shape = next(s for s in tried if s.form.name == name)
+                start = _starts(shape, [p for _, p, s in found if s.form.name == name])
+                for s, p in search_shape(shape, starts=start, clamps=fixed):
+                    found.append((s, p, shape))
+            if progress:
+                progress(len(tried) + i + 1, total)
+    return _certified(request, sorted(found, key=lambda x: (x[0], x[1].counts.instructions)))
+
+
+def replace_effort(shape: Shape, effort: str) -> Shape:
+    return Shape(shape.form, shape.degree, replace(shape.request, effort=effort))
+
+
+def _starts(shape: Shape, seeds: Sequence[Program]) -> dict[float, Values]:
+    """Coefficients of seed programs that the shape can take as they are: same model, perhaps a lower degree."""
+    names = shape.form.free_names(shape.degree)
+    found: dict[float, Values] = {}
+    for p in seeds:
+        source = FORMS.get(p.form)
+        same = source is not None and source.model_of is shape.form.model_of
+        if same and p.clamp is not None and p.format == shape.request.fmt.name:
+            values = {n: p.const_value(n) for n in p.consts}
+            if all(n in names for n in values if n[0] == "c" and n[1:].isdigit()):
+                found[p.clamp] = np.array([values.get(n, 0.0) for n in names])
+    return found
+
+
+def _certified(request: Request, found: list[tuple[float, Program, Shape]]) -> Fit:
+    """The best program without faults, judged on all inputs."""
+    refusals: list[str] = []
+    accepted: list[tuple[float, int, Program]] = []
+    for score, program, _ in found:
+        if accepted and score > min(a[0] for a in accepted):
+            break
+        certificate = certify(program)
+        problems = request.accepts(certificate)
+        if problems:
+            refusals += problems
+            continue
+        accepted.append((judged(program, certificate, request), program.counts.instructions, program))
+    if not accepted:
+        reasons = ", ".join(sorted(set(refusals))) or "no polynomial meets the tail requirement within the budget"
+        raise FitError(f"{request.name}: the search found no program that meets the requirements: {reasons}")
+    score, _, program = min(accepted, key=lambda a: (a[0], a[1]))
+    candidates = tuple(Candidate(p.clamp or 0.0, p.clamp or 0.0, s) for s, p, _ in found)
+    return Fit(program, METHOD, program.clamp or 0.0, program.clamp or 0.0, score, "fused", candidates)
+
+
+def judged(program: Program, certificate: Certificate, request: Request) -> float:
+    """The objective's figure over all finite inputs: of the certificate where it holds it, else computed here."""
+    objective = request.objective
+    if objective.distribution is not None:
+        rms, bias = expected_error(program, objective.distribution)
+        return float(np.sqrt(rms**2 + objective.bias_weight * bias**2))
+    stored = {"weighted": certificate.max_weighted_error, "absolute": certificate.max_abs_error, "ulp": certificate.max_ulp,
+              "ulp-quarter": certificate.max_ulp_quarter}  # fmt: skip
+    if objective.name in stored and objective.limit is None:
+        return stored[objective.name]
+    fmt, target = program.fmt, program.target
+    bits = fmt.finite_bits()
+    x, f = fmt.decode(bits), target.table(fmt).exact[bits]
+    error = np.abs(fmt.decode(np.asarray(replay(program, bits))) - f)
+    return float(np.max(error * objective.weights(target, fmt, x, f)))
