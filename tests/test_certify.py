@@ -157,14 +157,35 @@ def test_fp32_says_what_it_skipped() -> None:
     values = {"c0": 1, "c1": 0.6951461434, "c2": 0.2275643945, "c3": 0.0771190897}
     p = get_form("exp2-d3").build("e", "exp2", "forward", "fp32", 3, values)
     c = pf.certify(p)
+    assert c.nan == "not among the inputs" and c.tails["exact"] is None and not c.exact_tails
     assert c.skipped.startswith("fp32: 65537 evenly spaced") and c.max_rel_error == pytest.approx(8.763e-5, rel=2e-3)
     whole = Program("w", "tanh", "forward", "fp32", 1, "none", ("x",), {}, (Op("abs", "y", ("x",), "fp32"),), {"value": "y"})
-    assert "65,536 of 2^32" in pf.certify(whole).skipped
+    assert "65,536 of 2^32" in pf.certify(whole).skipped and "skipped" in pf.certify(whole).tails
 
 
 def test_domain_of_exp2_is_said() -> None:
     c = pf.certify(pf.load("exp2.forward.fp16.d2.minimax"))
     assert "0 <= x <= 1" in c.skipped and "uniform" in c.bias and c.tails["skipped"]
+
+
+def test_the_range_is_that_of_the_function_itself() -> None:
+    """SiLU falls no lower than -0.2785: a program at -1000 is outside, and one without numbers is."""
+    low = Program("low", "silu", "forward", "bf16", 1, "none", ("x",), {"c": "c47a"}, (Op("min.nan", "y", ("x", "c"), "bf16"),), {"value": "y"})
+    assert pf.certify(low).range["inside"] is False and pf.certify(low).range["max"] == -1000
+    nan = Program("nan", "silu", "forward", "bf16", 1, "none", ("x",), {"c": "7fff"}, (Op("min.nan", "y", ("x", "c"), "bf16"),), {"value": "y"})
+    assert pf.certify(nan).range["inside"] is False and pf.certify(nan).max_abs_error == math.inf
+    assert pf.certify(nan).summary()
+
+
+def test_tables_cannot_be_changed() -> None:
+    table = get_function("sigmoid").table("bf16")
+    for array in (table.exact, table.rounded):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    with pytest.raises(ProgramError, match="takes a Program"):
+        pf.certify("silu")  # type: ignore[arg-type]
+    with pytest.raises(ProgramError, match="takes a Program"):
+        pf.replay("silu", [0])  # type: ignore[arg-type]
 
 
 def test_modes() -> None:

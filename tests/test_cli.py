@@ -46,11 +46,16 @@ def test_fit_json(tmp_path: Path) -> None:
         (["fit", "silu", "--format", "int8"], "unknown format 'int8'"),
         (["fit", "silu", "--degree", "9"], "degree 9 is outside 1..8"),
         (["fit", "silu", "--degree", "0"], "degree 0 is outside 1..8"),
-        (["fit", "silu", "--li", "-1"], "must be a positive number"),
-        (["fit", "silu", "--lc", "0"], "must be a positive number"),
-        (["fit", "silu", "--li", "2", "--lc", "4"], "exceeds Li"),
+        (["fit", "silu", "--method", "endpoint-ls", "--li", "-1"], "must be a positive number"),
+        (["fit", "silu", "--method", "endpoint-ls", "--lc", "0"], "must be a positive number"),
+        (["fit", "silu", "--method", "endpoint-ls", "--li", "2", "--lc", "4"], "exceeds Li"),
         (["fit", "silu", "--method", "magic"], "unknown fitting method"),
         (["fit", "softcap-50", "--format", "fp16", "--method", "endpoint-ls"], "becomes subnormal in fp16"),
+        (["fit", "silu", "--sigma", "-1"], "sigma -1.0 must be a positive"),
+        (["fit", "silu", "--distribution", "absent.json"], "must be JSON"),
+        (["fit", "silu", "--sigma", "1", "--distribution", "absent.json"], "not both"),
+        (["fit", "exp2", "--direction", "backward"], "forward only"),
+        (["certify", "."], "is a folder"),
         (["certify", "silu.forward.bf16.d4.endpoint"], "near: silu.forward.bf16.d4.endpoint-ls"),
         (["certify", "nowhere/x.json"], "no program file"),
         (["show", "x"], "no program 'x' in the catalogue"),
@@ -118,6 +123,32 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run("fit", "tanh", "--degree", "3", "--method", "endpoint-ls", "--out", str(tmp_path / "file"))
     assert done.returncode == 2 and done.stderr.startswith("polyfma: cannot write") and done.stderr.count("\n") == 1
+
+
+def test_a_folder_in_the_way_of_one_file_leaves_the_others(tmp_path: Path) -> None:
+    """Program, certificate and picture are replaced together or not at all."""
+    arguments = ["fit", "tanh", "--degree", "3", "--method", "endpoint-ls", "--out", str(tmp_path)]
+    assert run(*arguments, "--li", "3", "--lc", "3").returncode == 0
+    folder = tmp_path / "tanh.forward.bf16.d3.endpoint-ls"
+    (folder / "certificate.json").unlink()
+    (folder / "certificate.json").mkdir()
+    before = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+    done = run(*arguments, "--li", "2.5", "--lc", "2.5")
+    assert done.returncode == 2 and "in the way" in done.stderr
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+def test_names_and_figures_are_not_markup(tmp_path: Path) -> None:
+    p = pf.Program("inf", "silu", "forward", "bf16", 1, "none", ("x",), {"c": "7f80"}, (pf.Op("max.nan", "y", ("x", "c"), "bf16"),), {"value": "y"})
+    (tmp_path / "p.json").write_text(p.to_json())
+    for command in ("show", "certify"):
+        done = run(command, str(tmp_path / "p.json"))
+        assert done.returncode == 0 and "[inf, inf]" in done.stdout, done.stderr
+
+
+def test_a_fit_under_a_catalogue_name_says_how_it_differs(tmp_path: Path) -> None:
+    done = run("fit", "tanh", "--degree", "3", "--method", "endpoint-ls", "--li", "3", "--lc", "3", "--out", str(tmp_path))
+    assert "note: the catalogue's tanh.forward.bf16.d3.endpoint-ls is another program" in done.stdout
 
 
 def test_doctor_names_what_is_missing() -> None:

@@ -116,9 +116,9 @@ def test_grids() -> None:
 
 
 def test_fits_are_deterministic_and_certified_names() -> None:
-    a, b = (pf.fit("gelu", format="fp16", degree=3) for _ in range(2))
+    a, b = (pf.fit("gelu", format="fp16", degree=3, method="endpoint-ls") for _ in range(2))
     assert a == b and a.name == "gelu.forward.fp16.d3.endpoint-ls"
-    assert pf.fit("silu", degree=3, form="sigmoid-product", clamp=6.0).name == "silu.forward.bf16.sigmoid-product-d3.endpoint-ls"
+    assert pf.fit("silu", degree=3, form="sigmoid-product", clamp=6.0, method="endpoint-ls").name == "silu.forward.bf16.sigmoid-product-d3.endpoint-ls"
 
 
 @pytest.mark.parametrize(
@@ -131,24 +131,51 @@ def test_fits_are_deterministic_and_certified_names() -> None:
         ({"function": "silu", "degree": 9}, "outside 1..8"),
         ({"function": "silu", "degree": 2.5}, "outside 1..8"),
         ({"function": "silu", "degree": True}, "outside 1..8"),
-        ({"function": "silu", "fit_interval": 0.0}, "must be a positive"),
-        ({"function": "silu", "fit_interval": -1.0}, "must be a positive"),
-        ({"function": "silu", "clamp": math.nan}, "must be a positive"),
-        ({"function": "silu", "clamp": math.inf}, "must be a positive"),
-        ({"function": "silu", "fit_interval": 3.0, "clamp": 4.25}, "exceeds Li"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 0.0}, "must be a positive"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": -1.0}, "must be a positive"),
+        ({"function": "silu", "method": "endpoint-ls", "clamp": math.nan}, "must be a positive"),
+        ({"function": "silu", "method": "endpoint-ls", "clamp": math.inf}, "must be a positive"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 3.0, "clamp": 4.25}, "exceeds Li"),
         ({"function": "silu", "method": "remez"}, "unknown fitting method"),
-        ({"function": "silu", "form": "odd"}, "does not serve"),
+        ({"function": "silu", "method": "endpoint-ls", "form": "odd"}, "does not serve"),
         ({"function": "silu", "form": "spline"}, "unknown form"),
-        ({"function": "silu", "mode": "real"}, "unknown replay mode"),
-        ({"function": "silu", "clamp_step": 0.0}, "must be positive"),
-        ({"function": "silu", "colour": "red"}, "unexpected keyword"),
+        ({"function": "silu", "method": "endpoint-ls", "mode": "real"}, "unknown replay mode"),
+        ({"function": "silu", "method": "endpoint-ls", "clamp_step": 0.0}, "must be positive"),
+        ({"function": "silu", "method": "endpoint-ls", "colour": "red"}, "unexpected keyword"),
         ({"function": "exp2", "method": "endpoint-ls"}, "unknown fitting method"),
         ({"function": "exp2", "degree": 5}, "not an exp2 form"),
+        ({"function": "exp2", "direction": "backward"}, "forward only"),
+        ({"function": "exp2", "clamp": 3.0}, "unexpected keyword"),
+        ({"function": "exp2", "form": "exp2-d2", "degree": 7}, "has degree 2"),
+        ({"function": "exp2", "degree": 3}, "method published"),
+        ({"function": "silu", "direction": "backward", "form": "two-row", "method": "endpoint-ls"}, "does not serve"),
+        ({"function": "silu", "direction": "backward", "form": "coupled", "method": "endpoint-ls"}, "does not serve"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 4.0, "clamp_step": math.inf}, "must be positive"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 4.0, "clamp_step": 1e-12}, "must be positive"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 1e300}, "must be from"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": 1e-300}, "must be from"),
+        ({"function": "silu", "method": "endpoint-ls", "fit_interval": "4"}, "must be a positive"),
+        ({"function": "silu", "method": "lattice", "clamp": -1.0}, "must be a positive"),
+        ({"function": "silu", "method": "lattice", "effort": "heroic"}, "unknown effort"),
+        ({"function": "silu", "method": "lattice", "objective": "beauty"}, "unknown objective"),
+        ({"function": "silu", "method": "lattice", "form": "w", "degree": 1}, "no form fits the budget"),
+        ({"function": "silu", "method": "lattice", "form": "odd"}, "no form fits the budget"),
+        ({"function": None}, "named by a short text"),
     ],
 )
 def test_bad_requests_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(PolyfmaError, match=message):
         pf.fit(**arguments)
+
+
+def test_a_row_without_points_is_passed_over() -> None:
+    """Fit intervals below the threshold of the two rows have no second row; the search goes on."""
+    assert pf.fit("sigmoid", degree=3, form="two-row", method="endpoint-ls").form == "two-row"
+
+
+def test_exp2_defaults() -> None:
+    assert pf.fit("exp2", format="fp16").form == "exp2-d2"
+    assert pf.fit("exp2", format="fp16", method="published", degree=3).form == "exp2-d3"
 
 
 def test_coefficients_that_the_format_cannot_hold() -> None:

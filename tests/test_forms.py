@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from polyfma.errors import CoefficientError, PolyfmaError, UnknownNameError
-from polyfma.forms import FORMS, forms_for, get_form, published_form, values_of
+from polyfma.forms import FORMS, forms_for, get_form, published_form
 from polyfma.functions import get_function
 
 SIGMOID = {"c1": 0.28125, "c2": -0.053466796875, "c3": 0.003387451171875, "clamp": 6.0}
@@ -34,13 +34,31 @@ def test_the_three_silu_forms_are_three() -> None:
     assert published_form(get_function("silu")).name == "residual-tp"
 
 
-def test_values_rebuild_the_program() -> None:
+def test_constants_rebuild_the_program() -> None:
+    """A form builds the same program again from the values of its constants."""
     for name, form in FORMS.items():
-        values = dict.fromkeys(form.free_names(3), 0.25) | {"clamp": 2.0}
+        values = {n: 0.25 for n in form.free_names(4)} | {"clamp": 2.0}
         function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
         direction = "backward" if form.kinds[0] == "even" else "forward"
-        p = form.build("t", function, direction, "bf16", 3, values)
-        assert form.build("t", function, direction, "bf16", 3, values_of(p)) == p, name
+        p = form.build("t", function, direction, "bf16", 4, values)
+        again = {n: p.const_value(n) for n in p.consts}
+        assert form.build("t", function, direction, "bf16", 4, again) == p, name
+
+
+def test_every_form_propagates_nan_and_counts_what_it_says() -> None:
+    """A NaN in gives a NaN out in every form, at no instruction of its own."""
+    import numpy as np
+
+    import polyfma as pf
+
+    for name, form in FORMS.items():
+        function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
+        direction = "backward" if form.kinds[0] == "even" else "forward"
+        values = {n: 0.25 for n in form.free_names(4)} | {"clamp": 2.0}
+        p = form.build("t", function, direction, "bf16", 4, values)
+        y = pf.replay(p, np.array([0x7FFF, 0xFFC0, 0x7F81], dtype=np.uint16))
+        for bits in y.values() if isinstance(y, dict) else (y,):
+            assert np.all(p.fmt.is_nan(bits)), name
 
 
 def test_refusals() -> None:

@@ -40,7 +40,7 @@ def test_a_changed_bit_is_refused() -> None:
     assert Program.from_dict(d) == sigmoid_d3()
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[1, 2]", "{}", '{"name": 3}', '"text"', "null", '{"name":"x","ops":5}'])
+@pytest.mark.parametrize("text", ["", "not json", "[1, 2]", "{}", '{"name": 3}', '"text"', "null", '{"name":"x","ops":5}', "[" * 100_000])
 def test_files_that_are_not_programs(tmp_path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
@@ -51,6 +51,18 @@ def test_files_that_are_not_programs(tmp_path, text: str) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProgramError):
         Program.read(path)
+
+
+def test_a_program_keeps_no_list_that_others_can_change() -> None:
+    ops = [Op("abs", "y", ("x",), "bf16")]
+    p = Program("t", "tanh", "forward", "bf16", 1, "odd", ["x"], {}, ops, {"value": "y"})  # type: ignore[arg-type]
+    ops.append(ops[0])
+    assert isinstance(p.ops, tuple) and len(p.ops) == 1 and p.inputs == ("x",)
+
+
+def test_inputs_must_be_a_list() -> None:
+    with pytest.raises(ProgramError, match="expected a list"):
+        Program.from_dict({k: v for k, v in sigmoid_d3().to_dict().items() if k != "digest"} | {"inputs": "x"})
 
 
 def build(ops: list[Op], consts: dict[str, str] | None = None, outputs: dict[str, str] | None = None, **fields: object) -> Program:
@@ -85,7 +97,15 @@ def build(ops: list[Op], consts: dict[str, str] | None = None, outputs: dict[str
         ("direction", [Op("abs", "y", ("x",), "bf16")], {"direction": "up"}),
         ("unknown format", [Op("abs", "y", ("x",), "bf16")], {"format": "int8"}),
         ("must be letters", [Op("abs", "y", ("x",), "bf16")], {"name": "../x"}),
-        ("no input", [Op("abs", "y", ("c",), "bf16")], {"inputs": (), "consts": {"c": "3f80"}}),
+        ("0 inputs", [Op("abs", "y", ("c",), "bf16")], {"inputs": (), "consts": {"c": "3f80"}}),
+        ("2 inputs", [Op("add", "y", ("x", "z"), "bf16")], {"inputs": ("x", "z")}),
+        ("hex digits", [Op("abs", "y", ("x",), "bf16")], {"consts": {"unused": "3f800000"}}),
+        ("form", [Op("abs", "y", ("x",), "bf16")], {"form": "[/red]"}),
+        ("form", [Op("abs", "y", ("x",), "bf16")], {"form": ["odd"]}),
+        ("not an identifier", [Op("abs", "y", ("x",), "bf16")], {"outputs": {"[/x]": "y"}}),
+        ("does not exist in fp32", [Op("cvt", "w", ("x",), "fp32"), Op("fma.relu", "y", ("w", "w", "w"), "fp32")], {}),
+        ("used in bf16 and fp16", [Op("add", "a", ("x", "c"), "bf16"), Op("cvt", "h", ("a",), "fp16"),
+                                   Op("add", "y", ("h", "c"), "fp16")], {"consts": {"c": "3f80"}}),
         ("cannot be operand", [Op("select", "y", ("c", "x", "x"), "bf16")], {"consts": {"c": "ffff"}}),
     ],
 )  # fmt: skip
@@ -113,5 +133,8 @@ def test_views() -> None:
     assert p.with_consts({"c1": 0x3E91}).const_value("c1") == 0.283203125
     with pytest.raises(ProgramError, match="no constant c9"):
         p.with_consts({"c9": 0})
+    for bad in (1.5, -1, 1 << 16, True, "3e90"):
+        with pytest.raises(ProgramError, match="not a bit pattern"):
+            p.with_consts({"c1": bad})  # type: ignore[dict-item]
     with pytest.raises(TypeError):
         p.consts["c1"] = "0000"  # type: ignore[index]

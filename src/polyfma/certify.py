@@ -68,6 +68,7 @@ class Certificate:
     max_weighted_at: Extreme
     max_rel_error: float
     max_rel_at: Extreme
+    relative_scope: str
     floor_abs_error: float
     floor_weighted_error: float
     floor_ulp: float
@@ -87,7 +88,7 @@ class Certificate:
 
     @property
     def exact_tails(self) -> bool:
-        """Whether +-largest finite and +-inf give exactly the correctly rounded value."""
+        """Whether +-largest finite and +-inf give the correctly rounded value (the sign of a zero aside)."""
         return bool(self.tails["exact"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,6 +113,8 @@ def certify(program: Program, *, mode: str = "fused") -> Certificate:
     ``mode`` is ``fused`` (the hardware) or ``split``. A program with several outputs gives the
     certificate of the first one, with the rest in ``others``. Deterministic.
     """
+    if not isinstance(program, Program):
+        raise ProgramError(f"certify takes a Program, not {type(program).__name__}; polyfma.load(name) gives one")
     if mode not in ("fused", "split"):
         raise ProgramError(f"a certificate is of mode fused or split, not {mode!r}")
     inputs, skipped = _inputs(program)
@@ -183,6 +186,7 @@ def _certify_output(program: Program, output: str, inputs: Bits, y_bits: Bits, s
         max_abs_error=absolute.error, max_abs_at=absolute, max_ulp=ulps.error, max_ulp_at=ulps,
         max_weighted_error=weighted.error, max_weighted_at=weighted,
         max_rel_error=relative.error, max_rel_at=relative,
+        relative_scope="" if program.clamp is None else f" and |x| <= {program.clamp:g}, the clamp",
         floor_abs_error=errors.floor(np.ones_like(x)), floor_weighted_error=errors.floor(errors.weight),
         floor_ulp=errors.floor(errors.ulp),
         misrounded=int(np.sum(judged & (y_bits != table.rounded) & ~((y == 0) & (errors.best == 0)))),
@@ -191,9 +195,9 @@ def _certify_output(program: Program, output: str, inputs: Bits, y_bits: Bits, s
         monotone_ulps=_monotone_ulps(fmt, x, y, exact, judged, 0.0),
         max_ulp_quarter=float(np.max(errors.absolute / fmt.ulp(np.maximum(np.abs(errors.exact), 0.25)))),
         monotone_ulps_quarter=_monotone_ulps(fmt, x, y, exact, judged, 0.25),
-        tails=_tails(program, target, table, inputs, y_bits), nan=_nan(fmt, inputs, y_bits),
+        tails=_tails(program, target, table, y_bits), nan=_nan(fmt, inputs, y_bits),
         zero=_zero(fmt, target, inputs, y_bits), subnormal=_subnormal(fmt, inputs, y, errors),
-        symmetry=_symmetry(fmt, target, inputs, y), range=_range(fmt, target, x, y, judged),
+        symmetry=_symmetry(fmt, target, inputs, y), range=_range(target, x, y, errors.best, judged),
     )  # fmt: skip
 
 
@@ -273,24 +277,25 @@ def _monotone_ulps(fmt: Format, x: Values, y: Values, exact: Values, judged: NDA
     return worst
 
 
-def _tails(program: Program, target: Function, table: Table, inputs: Bits, y: Bits) -> dict[str, Any]:
-    if target.domain is not None:
-        return {"exact": True, "skipped": "outside the domain"}
+def _tails(program: Program, target: Function, table: Table, y: Bits) -> dict[str, Any]:
+    """The four tail values, compared by value: the sign of a zero does not count."""
     fmt = program.fmt
+    if target.domain is not None or fmt.width != 16:
+        return {"exact": None, "skipped": "outside the domain" if target.domain else "not among the sampled inputs"}
     entries: dict[str, Any] = {}
     exact = True
-    lookup = {int(b): i for i, b in enumerate(inputs)} if fmt.width != 16 else None
     for label, bits in (("-inf", fmt.inf_bits | fmt.sign_bit), ("-max", fmt.max_bits | fmt.sign_bit),
                         ("+max", fmt.max_bits), ("+inf", fmt.inf_bits)):  # fmt: skip
-        index = bits if lookup is None else lookup.get(bits & ~0xFFFF, 0)
-        got, wanted = float(fmt.decode(y[index])), float(fmt.decode(table.rounded[index]))
-        entries[label] = {"value": got, "correct": wanted, "bits": fmt.hex(int(y[index]))}
+        got, wanted = float(fmt.decode(y[bits])), float(fmt.decode(table.rounded[bits]))
+        entries[label] = {"value": got, "correct": wanted, "bits": fmt.hex(int(y[bits]))}
         exact &= got == wanted
     return {"exact": exact, **entries}
 
 
 def _nan(fmt: Format, inputs: Bits, y: Bits) -> str:
     here = fmt.is_nan(inputs)
+    if not here.any():
+        return "not among the inputs"
     kept = int(np.sum(fmt.is_nan(y[here])))
     return "propagates" if kept == int(here.sum()) else f"lost at {int(here.sum()) - kept} of {int(here.sum())}"
 
@@ -341,12 +346,14 @@ def _symmetry(fmt: Format, target: Function, inputs: Bits, y: Values) -> dict[st
     return {"kind": kind, "violations": violations, "max_deviation": worst}
 
 
-def _range(fmt: Format, target: Function, x: Values, y: Values, judged: NDArray[np.bool_]) -> dict[str, Any]:
-    seen = y[(judged | np.isinf(x)) & ~np.isnan(y)] if target.domain is None else y[judged & ~np.isnan(y)]
-    low, high = target.shape.range
-    bounds = fmt.decode(fmt.encode(np.array([low, high])))
-    least, most = float(np.min(seen, initial=np.inf)), float(np.max(seen, initial=-np.inf))
-    return {"min": least, "max": most, "inside": bool(least >= bounds[0] and most <= bounds[1])}
+def _range(target: Function, x: Values, y: Values, best: Values, judged: NDArray[np.bool_]) -> dict[str, Any]:
+    """The output's range against that of the correctly rounded function, over the same inputs."""
+    asked = judged | (np.isinf(x) & (target.domain is None))
+    seen = y[asked & ~np.isnan(y)]
+    if seen.size == 0:
+        return {"min": math.nan, "max": math.nan, "inside": False}
+    least, most = float(np.min(seen)), float(np.max(seen))
+    return {"min": least, "max": most, "inside": bool(least >= np.nanmin(best[asked]) and most <= np.nanmax(best[asked]))}
 
 
 def _safe(value: Any) -> Any:
@@ -385,12 +392,12 @@ def _summary(c: Certificate) -> list[tuple[str, str]]:
         ("max absolute error", f"{c.max_abs_error:.6g} {at(c.max_abs_at)}; correct rounding {c.floor_abs_error:.4g}"),
         ("max weighted error", f"{c.max_weighted_error:.6g} {at(c.max_weighted_at)}; correct rounding {c.floor_weighted_error:.4g}"),
         ("max ulp error", f"{c.max_ulp:.6g} {at(c.max_ulp_at)}; correct rounding {c.floor_ulp:.4g}"),
-        ("max relative error", f"{c.max_rel_error:.4g} {at(c.max_rel_at)}, f normal and |x| <= clamp"),
+        ("max relative error", f"{c.max_rel_error:.4g} {at(c.max_rel_at)}, where f is normal" + c.relative_scope),
         ("misrounded inputs", f"{c.misrounded:,}"),
         ("bias, x ~ N(0, s)" if "uniform" not in c.bias else "bias, uniform", by_sigma(c.bias, 1, "")),
         ("relative RMS", by_sigma(c.rel_rms, 100, " %")),
         ("monotone", "yes" if c.monotone_ulps == 0 else f"within {c.monotone_ulps:.4g} ulp"),
-        ("tails", f"{tails}; {'exact' if c.exact_tails else 'NOT exact'}"),
+        ("tails", tails if "skipped" in c.tails else f"{tails}; {'exact' if c.exact_tails else 'NOT exact'}"),
         ("NaN", c.nan),
         ("zero", f"f(0) {'exact' if c.zero['exact'] else 'NOT exact'}, sign {'kept' if c.zero['sign_kept'] else 'NOT kept'}"),
         ("subnormal inputs", f"error {c.subnormal['max_abs_error']:.3g}, {c.subnormal['flushed']} flushed to zero"),

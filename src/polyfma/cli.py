@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from polyfma import catalog
 from polyfma.certify import Certificate, certify
 from polyfma.doctor import examine
 from polyfma.errors import PolyfmaError, UnknownNameError
-from polyfma.files import write_text
+from polyfma.files import replacing_all
 from polyfma.fit import EXP2_METHODS, METHODS, search
 from polyfma.functions import function_names
 from polyfma.program import Program
@@ -62,12 +63,13 @@ def print_json(data: Any) -> None:
 
 
 def print_summary(program: Program, certificate: Certificate) -> None:
-    table = Table(title=f"{program.name}  ({program.form}, digest {program.digest[:12]})", title_justify="left",
-                  show_header=False, title_style="bold")  # fmt: skip
+    # Text, not strings: names and figures such as [inf, inf] are not markup.
+    title = Text(f"{program.name}  ({program.form}, digest {program.digest[:12]})", style="bold")
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for label, text in certificate.summary():
-        table.add_row(label, text)
+        table.add_row(Text(label), Text(text))
     print_table(table)
 
 
@@ -75,21 +77,30 @@ def print_summary(program: Program, certificate: Certificate) -> None:
 def fit_command(
     function: Annotated[str, typer.Argument(help=f"One of {', '.join(function_names())}.")],
     format: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
-    degree: Annotated[int, typer.Option(help="1 to 8.")] = 4,
+    degree: Annotated[int | None, typer.Option(help="1 to 8; default 4, exp2: 2.")] = None,
     direction: Annotated[str, typer.Option(help="forward, or backward for the derivative.")] = "forward",
+    free: Annotated[bool, typer.Option(help="lattice: drop the requirements of exact tails and range.")] = False,
+    objective: Annotated[str | None, typer.Option(help="lattice: weighted (default), absolute, relative, ulp, ulp-quarter, logit.")] = None,
+    distribution: Annotated[Path | None, typer.Option(help="lattice: minimise the expected error under this histogram (JSON edges, counts).")] = None,
+    sigma: Annotated[float | None, typer.Option(help="lattice: minimise the expected error under N(0, SIGMA).")] = None,
+    monotone: Annotated[float | None, typer.Option(help="lattice: monotone within so many ulps.")] = None,
+    effort: Annotated[str | None, typer.Option(help="lattice: quick, normal (default) or thorough.")] = None,
+    seed: Annotated[int | None, typer.Option(help="lattice: seed of the random search.")] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}); exp2: {', '.join(EXP2_METHODS)}.")] = None,
     form: Annotated[str | None, typer.Option(help="How the polynomial becomes a program; default: the published form.")] = None,
     fit_interval: Annotated[float | None, typer.Option("--fit-interval", "--li", help="Fix Li instead of searching it.")] = None,
     clamp: Annotated[float | None, typer.Option("--clamp", "--lc", help="Fix Lc instead of searching it; at most Li + 1.")] = None,
     clamp_step: Annotated[float | None, typer.Option(help="Grid step of Lc (default 0.25).")] = None,
-    mode: Annotated[str | None, typer.Option(help="Replay arithmetic of the search: split (published, default) or fused.")] = None,
+    mode: Annotated[str | None, typer.Option(help="Replay arithmetic of the controls' search: fused (default) or split (published).")] = None,
     gates: Annotated[bool, typer.Option(help="Refuse candidates by shape and boundary.")] = True,
     directory: Annotated[Path, typer.Option("--out", help="Folder to write into; a folder of the program's name is made in it.")] = Path("polyfma-out"),
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Fit a program, certify it on every input, and write it with its certificate and a picture."""
-    given = {"form": form, "fit_interval": fit_interval, "clamp": clamp, "clamp_step": clamp_step, "mode": mode}
-    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None} | ({} if gates else {"gates": False})
+    given = {"form": form, "fit_interval": fit_interval, "clamp": clamp, "clamp_step": clamp_step, "mode": mode,
+             "monotone": monotone, "effort": effort, "seed": seed, "objective": _objective(objective, distribution, sigma),
+             "gates": None if gates else False, "free": True if free else None}  # fmt: skip
+    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     with progress_bar(f"fitting {function}") as progress:
         if function != "exp2":
             options["progress"] = progress
@@ -104,18 +115,41 @@ def fit_command(
     print_summary(program, certificate)
     for line in program.listing():
         out.print(f"    {line}", markup=False)
+    _say_what_the_catalogue_has(program, certificate)
     out.print("written: " + ", ".join(str(f) for f in files), markup=False)
 
 
+def _say_what_the_catalogue_has(program: Program, certificate: Certificate) -> None:
+    """One name, two programs: say so, and which is better."""
+    if program.name not in catalog.programs() or catalog.load(program.name) == program:
+        return
+    stored = catalog.record(program.name)["certificate"]["max_weighted_error"]
+    out.print(f"note: the catalogue's {program.name} is another program, weighted error {_milli(stored)}e-3; this one has"
+              f" {_milli(certificate.max_weighted_error)}e-3", markup=False)  # fmt: skip
+
+
+def _objective(name: str | None, histogram: Path | None, sigma: float | None) -> Any:
+    """The Objective that the options describe; None if they say nothing."""
+    from polyfma.fit.objective import Distribution, Objective
+
+    if histogram is not None and sigma is not None:
+        raise UnknownNameError("give --distribution or --sigma, not both")
+    if histogram is None and sigma is None:
+        return None if name is None else Objective(name)
+    distribution = Distribution.read(histogram) if histogram is not None else Distribution.normal(sigma or 0.0)
+    return Objective(name or "weighted", distribution=distribution)
+
+
 def _write_result(program: Program, certificate: Certificate, record: dict[str, Any], folder: Path) -> list[Path]:
-    """The picture is drawn first, so that a failure leaves no program without it."""
+    """All three files or none."""
     from polyfma import plots
 
-    picture = folder / "error.png"
-    plots.save(plots.error_picture(program, certificate), picture)
-    write_text(folder / "certificate.json", json.dumps({"certificate": certificate.to_dict(), "fit": record}, indent=1) + "\n")
-    write_text(folder / "program.json", program.to_json())
-    return [folder / "program.json", folder / "certificate.json", picture]
+    files = [folder / name for name in ("program.json", "certificate.json", "error.png")]
+    with replacing_all(files) as (program_file, certificate_file, picture):
+        plots.draw(plots.error_picture(program, certificate), picture)
+        certificate_file.write_text(json.dumps({"certificate": certificate.to_dict(), "fit": record}, indent=1) + "\n")
+        program_file.write_text(program.to_json())
+    return files
 
 
 @app.command("certify")
@@ -137,10 +171,11 @@ def certify_command(
         print_summary(loaded, certificate)
     if differences:
         for line in differences:
-            err.print(f"certificate does not hold: {line}", markup=False)
+            err.print(f"certificate does not hold: {line}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
     if not as_json:
-        out.print("no stored certificate to hold against" if stored is None else "stored certificate holds")
+        nothing = "stored certificates are of fused replay" if mode != "fused" else "no stored certificate to hold against"
+        out.print(nothing if stored is None else "stored certificate holds")
 
 
 def _stored_certificate(program: str, against: Path | None) -> dict[str, Any] | None:
@@ -189,8 +224,12 @@ def list_command(
     for c in rows:
         table.add_row(c["program"], str(c["instructions"]), str(c["fma"]), _milli(c["max_abs_error"]),
                       _milli(c["max_weighted_error"]), _milli(c["floor_weighted_error"]),
-                      "exact" if c["tails"]["exact"] else "not exact", c["nan"].split(" at ")[0])  # fmt: skip
+                      _tail_word(c), c["nan"].split(" at ")[0])  # fmt: skip
     print_table(table)
+
+
+def _tail_word(c: dict[str, Any]) -> str:
+    return {True: "exact", False: "not exact", None: "-"}[c["tails"]["exact"]]
 
 
 def _milli(value: Any) -> str:
@@ -321,6 +360,7 @@ def main() -> None:
         err.print(f"polyfma: cannot write or read {error.filename or 'a file'}: {error.strerror}", markup=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
+        err.print("polyfma: interrupted")
         sys.exit(130)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +36,6 @@ _PACKAGES = (
 _TOOLS = (
     ("sollya", "the fpminimax control", "method sollya and the Sollya columns of table 2 are off",
      "Debian: apt-get install sollya"),
-    ("nvcc", "compiling emitted CUDA", "emitted CUDA is not compiled in the tests", "NVIDIA's CUDA toolkit"),
 )  # fmt: skip
 
 
@@ -67,5 +67,5 @@ def _tool_version(name: str) -> str:
         text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return path
-    words = [w.rstrip(",") for w in text.split() if any(c.isdigit() for c in w)]
-    return words[-1] if words else path
+    found = re.search(r"(?:version|release)\s+v?(\d+(?:\.\d+)*)", text, re.IGNORECASE)
+    return found[1] if found else path

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 
@@ -29,6 +30,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """:func:`replacing` for several files: none is put in place before all are written."""
+    for path in paths:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "a folder is in the way", str(path))
+    with ExitStack() as stack:
+        yield [stack.enter_context(replacing(path)) for path in paths]
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -110,11 +110,20 @@ class Format:
             return bits.view(native).astype(np.float64)
 
     def decode(self, bits: ArrayLike) -> Values:
-        """Bit patterns to float64 values, exactly. Any shape."""
-        array = np.asarray(bits, dtype=self.dtype)
+        """Bit patterns to float64 values, exactly. Any shape. Raises CoefficientError for what is not a bit pattern."""
+        array = self.as_bits(bits)
         if self.width == 16:
             return np.asarray(self._decode_table[array])
         return self._decode(np.atleast_1d(array)).reshape(array.shape)
+
+    def as_bits(self, bits: ArrayLike) -> Bits:
+        """Integers of any dtype as this format's bit patterns, refused where they are not."""
+        array = np.asarray(bits)
+        if array.dtype == self.dtype:
+            return array
+        if array.size and (array.dtype.kind not in "ui" or int(array.min()) < 0 or int(array.max()) > self.all_ones):
+            raise CoefficientError(f"not {self.name} bit patterns: {array.dtype} values; {self.dtype} integers are")
+        return array.astype(self.dtype)
 
     def encode(self, values: ArrayLike) -> Bits:
         """Float64 values to bit patterns, rounded once to nearest even. Any shape; NaN becomes canonical."""

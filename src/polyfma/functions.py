@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -124,7 +124,7 @@ class Shape:
 
     ``symmetry``: ``odd``; ``even``; ``centred`` (f(x) + f(-x) = limits[0] + limits[1], odd about its
     middle); ``residual`` (f(x) - f(-x) = x); ``none``.
-    ``limits``: at -inf and +inf. ``range``: the closed interval of its values.
+    ``limits``: at -inf and +inf. ``range``: bounds of its values, infinite where they are not the limits.
     """
 
     symmetry: str
@@ -205,7 +205,7 @@ class Function:
     def rounded(self, bits: ArrayLike, fmt: str | Format) -> Bits:
         """f correctly rounded to ``fmt`` at every input bit pattern; any format, any shape."""
         f = get_format(fmt)
-        array = np.asarray(bits, dtype=f.dtype)
+        array = f.as_bits(bits)
         return self._tabulate(array.ravel(), f)[1].reshape(array.shape)
 
     def table(self, fmt: str | Format) -> Table:
@@ -305,6 +305,8 @@ def get_function(name: str, direction: str = "forward") -> Function:
 
     Raises UnknownNameError for an unknown family, direction or parameter.
     """
+    if not isinstance(name, str) or len(name) > 64:
+        raise UnknownNameError(f"a function is named by a short text, not {str(name)[:40]!r}")
     if direction not in DIRECTIONS:
         raise UnknownNameError(f"unknown direction {direction!r}; known: forward, backward")
     match = _NAME.fullmatch(name)
@@ -375,11 +377,13 @@ def _source_key() -> str:
 def _table(function: Function, fmt: Format) -> Table:
     path = cache_directory() / f"{function.name}.{function.direction}.{fmt}.{_source_key()}.npz"
     stored = _read_table(path)
-    if stored is not None:
-        return stored
-    exact, rounded = function._tabulate(fmt.all_bits(), fmt)
-    _write_table(path, exact, rounded)
-    return Table(exact, rounded)
+    if stored is None:
+        stored = Table(*function._tabulate(fmt.all_bits(), fmt))
+        _write_table(path, stored.exact, stored.rounded)
+    # Shared by everyone who asks: a write would change certificates.
+    stored.exact.setflags(write=False)
+    stored.rounded.setflags(write=False)
+    return stored
 
 
 def _read_table(path: Path) -> Table | None:
@@ -406,7 +410,3 @@ def _write_table(path: Path, exact: Values, rounded: Bits) -> None:
         return
 
 
-def build_tables(names: Iterable[tuple[str, str, str]]) -> None:
-    """Make sure that the tables of these (function, direction, format) triples are in the cache."""
-    for name, direction, fmt in names:
-        get_function(name, direction).table(fmt)

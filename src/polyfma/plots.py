@@ -49,10 +49,16 @@ def figure(width: float, height: float, rows: int = 1, columns: int = 1, **optio
 
 
 def save(fig: Figure, path: str | Path) -> None:
-    """Write a picture; the suffix (.png, .svg) decides the kind."""
-    metadata = {"Date": None} if str(path).endswith(".svg") else {}
-    with rc_context(_STYLE), replacing(path) as temporary:
-        fig.savefig(temporary, dpi=150, metadata=metadata)
+    """Write a picture, replacing an older one whole; the suffix (.png, .svg) decides the kind."""
+    with replacing(path) as temporary:
+        draw(fig, temporary)
+
+
+def draw(fig: Figure, path: Path) -> None:
+    """Write a picture straight to a path."""
+    metadata = {"Date": None} if path.suffix == ".svg" else {}
+    with rc_context(_STYLE):
+        fig.savefig(path, dpi=150, metadata=metadata)
 
 
 def visible_inputs(program: Program) -> Any:
@@ -61,7 +67,8 @@ def visible_inputs(program: Program) -> Any:
     bits = fmt.finite_bits() if fmt.width == 16 else fmt.encode(np.linspace(-8, 8, 1 << 16))
     x = fmt.decode(bits)
     domain = program.target.domain
-    low, high = domain or (-1.4 * (program.clamp or 6.0), 1.4 * (program.clamp or 6.0))
+    reach = 1.4 * (program.clamp if program.clamp and np.isfinite(program.clamp) else 6.0)
+    low, high = domain or (-reach, reach)
     return bits[(x >= low) & (x <= high)]
 
 
@@ -79,6 +86,7 @@ def error_picture(program: Program, certificate: Certificate) -> Figure:
     bits = visible_inputs(program)
     x, exact, error = signed_error(program, bits)
     ulp = program.fmt.ulp(exact) / 2
+    error = np.where(np.isfinite(error), error, np.nan)
     fig, axes = figure(8, 6.4, rows=2, height_ratios=[1, 1.2], sharex=True)
     above, below = axes[:, 0]
     above.plot(x, exact, color=QUIET, linewidth=4, label=f"{program.function} {program.direction}, exact")
@@ -107,6 +115,8 @@ def error_picture(program: Program, certificate: Certificate) -> Figure:
 def text_plot(program: Program, width: int = 72, height: int = 9) -> list[str]:
     """The error curve as lines of text for a terminal: the extremes of each column of inputs."""
     x, _, error = signed_error(program, visible_inputs(program))
+    if not np.all(np.isfinite(error)):
+        return ["some outputs are not finite: no error curve"]
     columns = np.clip(((x - x[0]) / (x[-1] - x[0]) * width).astype(int), 0, width - 1)
     top = float(np.max(np.abs(error))) or 1.0
     rows = np.clip(np.rint((1 - error / top) / 2 * (height - 1)).astype(int), 0, height - 1)

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.formats import FORMATS, Format, get_format
 from polyfma.functions import DIRECTIONS, Function, get_function
@@ -43,7 +45,7 @@ class Operation:
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "fma": Operation(3, "fma", "a * b + c, rounded once"),
-        "fma.relu": Operation(3, "fma", "max(a * b + c, +0); NaN stays NaN"),
+        "fma.relu": Operation(3, "fma", "max(a * b + c, +0); NaN stays NaN; 16-bit formats only"),
         "fma.sat": Operation(3, "fma", "a * b + c clamped to [0, 1]; NaN becomes +0; fp16 and fp32 only"),
         "mul": Operation(2, "fma", "a * b"),
         "add": Operation(2, "fma", "a + b"),
@@ -119,6 +121,8 @@ class Program:
     outputs: Mapping[str, str]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "ops", tuple(self.ops))
         object.__setattr__(self, "consts", MappingProxyType(dict(self.consts)))
         object.__setattr__(self, "outputs", MappingProxyType(dict(self.outputs)))
         _validate(self)
@@ -225,12 +229,12 @@ class Program:
                 raise ProgramError(f"not a program: unknown field {', '.join(map(repr, unknown))}")
             program = cls(
                 **{f: data[f] for f in ("name", "function", "direction", "format", "degree", "form")},
-                inputs=tuple(data["inputs"]),
+                inputs=_as_list(data["inputs"]),
                 consts={str(k): str(v) for k, v in data["consts"].items()},
                 ops=tuple(Op(o["op"], o["dst"], tuple(o["src"]), o["format"]) for o in data["ops"]),
                 outputs={str(k): str(v) for k, v in data["outputs"].items()},
             )
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ProgramError(f"not a program: {type(error).__name__}: {error}") from error
         given = data.get("digest", program.digest)
         if given != program.digest:
@@ -247,7 +251,7 @@ class Program:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise ProgramError(f"cannot read program {str(path)!r}: {error.strerror}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProgramError(f"{str(path)!r} is not a program: not JSON ({error})") from error
         if not isinstance(data, dict):
             raise ProgramError(f"{str(path)!r} is not a program: expected a JSON object")
@@ -263,6 +267,9 @@ class Program:
         unknown = sorted(set(consts) - set(self.consts))
         if unknown:
             raise ProgramError(f"{self.name} has no constant {', '.join(unknown)}")
+        for name, bits in consts.items():
+            if isinstance(bits, bool) or not isinstance(bits, int | np.integer) or not 0 <= bits <= formats[name].all_ones:
+                raise ProgramError(f"constant {name} = {bits!r} is not a bit pattern of {formats[name]}")
         new = {n: formats[n].hex(consts[n]) if n in consts else h for n, h in self.consts.items()}
         return Program.from_dict({k: v for k, v in self.to_dict().items() if k != "digest"} | {"consts": new})
 
@@ -276,6 +283,12 @@ class Program:
             suffix = "" if op.format == self.format else f"   [{op.format}]"
             lines.append(f"{op.dst} = {op.op}({', '.join(operands)}){suffix}")
         return [*lines, *(f"{name}: {source}" for name, source in self.outputs.items())]
+
+
+def _as_list(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"expected a list, not {value!r}")
+    return tuple(value)
 
 
 def _validate(p: Program) -> None:
@@ -293,8 +306,13 @@ def _validate(p: Program) -> None:
         get_function(p.function, p.direction)
     except UnknownNameError as error:
         raise ProgramError(f"program {p.name!r}: {error}") from error
-    if not p.inputs:
-        refuse("it has no input")
+    if len(p.inputs) != 1:
+        refuse(f"it has {len(p.inputs)} inputs; a program has one")
+    if not isinstance(p.form, str) or not _NAME.fullmatch(p.form):
+        refuse(f"form {p.form!r} must be letters, digits, '.', '_' and '-'")
+    for output in p.outputs:
+        if not _IDENTIFIER.fullmatch(output):
+            refuse(f"output {output!r} is not an identifier")
     for name, text in p.consts.items():
         if not re.fullmatch(r"[0-9a-f]{4}|[0-9a-f]{8}", text):
             refuse(f"constant {name} = {text!r} must be 4 or 8 lower-case hexadecimal digits")
@@ -321,8 +339,8 @@ def _check_ops(p: Program, refuse: Any) -> dict[str, str]:
             continue
         if op.format not in FORMATS:
             refuse(f"{op.op} -> {op.dst}: unknown format {op.format!r}")
-        if op.op == "fma.sat" and op.format == "bf16":
-            refuse("fma.sat does not exist in bf16 on any architecture; end with min and max instead")
+        if (op.op, op.format) in (("fma.sat", "bf16"), ("fma.relu", "fp32")):
+            refuse(f"{op.op} does not exist in {op.format} on any architecture; end with min or max instead")
         if len(op.src) != known.arity:
             refuse(f"{op.op} -> {op.dst} takes {known.arity} operands, not {len(op.src)}")
         for position, source in enumerate(op.src):
@@ -330,7 +348,19 @@ def _check_ops(p: Program, refuse: Any) -> dict[str, str]:
         if op.dst in kinds or op.dst in p.consts:
             refuse(f"{op.dst!r} is defined twice")
         kinds[op.dst] = f"mask:{op.format}" if op.op.startswith("set.") else op.format
+    _check_constants(p, refuse)
     return kinds
+
+
+def _check_constants(p: Program, refuse: Any) -> None:
+    """Every constant has one width: that of the operations that use it, all in one format."""
+    for name, text in p.consts.items():
+        used = {op.format for op in p.ops if name in op.src} or {p.format}
+        if len(used) > 1:
+            refuse(f"constant {name!r} is used in {' and '.join(sorted(used))}; give each format its own")
+        (fmt,) = used
+        if len(text) != get_format(fmt).hex_digits:
+            refuse(f"constant {name!r} has {len(text)} hex digits; {fmt} takes {get_format(fmt).hex_digits}")
 
 
 def _check_operand(p: Program, op: Op, position: int, source: str, kinds: dict[str, str], refuse: Any) -> None:
@@ -338,9 +368,6 @@ def _check_operand(p: Program, op: Op, position: int, source: str, kinds: dict[s
     if source in p.consts:
         if op.op == "cvt" or wanted != op.format:
             refuse(f"{op.op} -> {op.dst}: constant {source!r} cannot be operand {position + 1}")
-        digits = get_format(op.format).hex_digits
-        if len(p.consts[source]) != digits:
-            refuse(f"constant {source!r} has {len(p.consts[source])} hex digits; {op.format} takes {digits}")
         return
     kind = kinds.get(source)
     if kind is None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyfma.errors import ProgramError, UnknownNameError
+from polyfma.errors import CoefficientError, ProgramError, UnknownNameError
 from polyfma.formats import Bits, Format, Values, get_format
 from polyfma.hardware import recorded
 from polyfma.program import Op, Program
@@ -93,6 +93,8 @@ def replay(program: Program, bits: ArrayLike, *, mode: str = "fused") -> Outputs
     several outputs gives a dict by output name. Raises UnknownNameError for an unknown mode and
     ProgramError for inputs that are not bit patterns of the format.
     """
+    if not isinstance(program, Program):
+        raise ProgramError(f"replay takes a Program, not {type(program).__name__}; polyfma.load(name) gives one")
     if mode not in MODES:
         raise UnknownNameError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
     inputs = _input_bits(program, bits)
@@ -107,15 +109,10 @@ def real_values(program: Program, x: Values) -> Values:
 
 
 def _input_bits(program: Program, bits: ArrayLike) -> Bits:
-    array = np.asarray(bits)
-    dtype = program.fmt.dtype
-    if array.dtype == dtype:
-        return array
-    if array.dtype.kind not in "ui":
-        raise ProgramError(f"{program.name} takes {dtype} bit patterns of {program.format}, not {array.dtype} values")
-    if array.size and (int(array.min()) < 0 or int(array.max()) > program.fmt.all_ones):
-        raise ProgramError(f"{program.name} takes {dtype} bit patterns; the given ones do not fit {program.fmt.width} bits")
-    return array.astype(dtype)
+    try:
+        return program.fmt.as_bits(bits)
+    except CoefficientError as error:
+        raise ProgramError(f"{program.name} takes bit patterns: {error}") from error
 
 
 def _run_bits(program: Program, inputs: Bits, mode: str) -> dict[str, Bits]:

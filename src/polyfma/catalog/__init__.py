@@ -44,6 +44,10 @@ def load(name: str | Path) -> Program:
     or whose digest does not match.
     """
     text = str(name)
+    if len(text) > 1024 or "\0" in text:
+        raise UnknownNameError(f"no program {text[:40]!r}...: a name or a path is expected")
+    if Path(text).is_dir():
+        raise ProgramError(f"{text!r} is a folder; give the program's JSON file in it")
     if not text.startswith(".") and "/" not in text and (PROGRAMS / f"{text}.json").is_file():
         return _read(text)
     if Path(text).is_file():

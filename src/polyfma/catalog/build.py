@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from polyfma.fit import EXP2_METHODS, search
 from polyfma.fit.common import Fit, program_name
 from polyfma.fit.objective import Distribution, Objective
 from polyfma.formats import get_format
-from polyfma.forms import get_form, published_form
+from polyfma.forms import published_form
 from polyfma.functions import DIRECTIONS, get_function
 from polyfma.program import Program
 from polyfma.published import published
@@ -143,7 +143,8 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str
 def _schedule(pool: ProcessPoolExecutor, todo: dict[str, Row], known: dict[str, str], force: bool, effort: str,
               progress: Callable[[int, int, str], None] | None) -> None:  # fmt: skip
     """Submit each row once those that it comes after are done."""
-    waiting, running, done, total = dict(todo), {}, 0, len(todo)
+    waiting, done, total = dict(todo), 0, len(todo)
+    running: dict[Future[str], Row] = {}
     while waiting or running:
         ready = [r for r in waiting.values() if not any(a in waiting or a in {x.name for x in running.values()} for a in r.after)]
         for row in ready:
@@ -212,7 +213,7 @@ def _write_better(row: Row, fit: Fit | None) -> None:
         within = counts.fma <= row.degree + 1 and counts.instructions <= row.degree + 6 and not masked
         if relative.name == row.name or (own_form and within):
             found.append(relative)
-    judged_programs = []
+    judged_programs: list[tuple[float, int, int, Program]] = []
     for program in found:
         certificate = certify(program)
         if not request.accepts(certificate):

@@ -18,7 +18,7 @@ def default_method(function: str) -> str:
     return EXP2_METHODS[0] if function == "exp2" else METHODS[0]
 
 
-def search(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int = 4,
+def search(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int | None = None,
            method: str | None = None, **options: Any) -> Fit:  # fmt: skip
     """Like :func:`fit`, but returns the Fit: the program with its search."""
     method = method or default_method(function)
@@ -29,7 +29,8 @@ def search(function: str, direction: str = "forward", format: str | Format = "bf
         if function == "exp2":
             from polyfma.fit.exp2 import fit_exp2
 
-            return fit_exp2(options.get("form") or f"exp2-d{degree}", method, format)
+            return fit_exp2(direction=direction, degree=degree, method=method, fmt=format, **options)
+        degree = 4 if degree is None else degree
         if method == "lattice":
             from polyfma.fit.lattice import fit_lattice
 
@@ -47,14 +48,15 @@ def search(function: str, direction: str = "forward", format: str | Format = "bf
         raise
 
 
-def fit(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int = 4,
+def fit(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int | None = None,
         method: str | None = None, **options: Any) -> Program:  # fmt: skip
     """Fit a Program for a function in a direction and format.
 
-    ``degree`` 1..8; ``method`` is ``endpoint-ls`` (the published search) or ``sollya`` (its control).
-    Options go to the method: ``form``, ``clamp`` (Lc), ``mode`` (``split`` or ``fused`` replay), and for
-    endpoint-ls ``fit_interval`` (Li), ``clamp_step``, ``gates``; exp2 takes the methods ``minimax`` and
-    ``least-squares`` and ``form`` (exp2-d1, exp2-pwl2, exp2-d2, exp2-d3). Raises FitError, UnknownNameError,
-    CoefficientError or MissingToolError, each with one line on what is allowed.
+    ``degree`` is 1..8, by default 4. ``method`` is ``lattice`` (the search in the format, the default),
+    ``endpoint-ls`` (the published search) or ``sollya`` (its control); exp2 takes ``minimax``, ``least-squares``
+    or ``published``. Options go to the method: see :func:`polyfma.fit.lattice.fit_lattice`,
+    :func:`~polyfma.fit.endpoint_ls.fit_endpoint_ls`, :func:`~polyfma.fit.minimax.fit_sollya` and
+    :func:`~polyfma.fit.exp2.fit_exp2`. Raises FitError, UnknownNameError, CoefficientError or
+    MissingToolError, each with one line on what is allowed.
     """
     return search(function, direction, format, degree, method, **options).program

@@ -89,16 +89,30 @@ class Scorer:
         return float(np.max(error))
 
 
+def check_degree(degree: int) -> None:
+    """Raises FitError for a degree that is not a whole number of DEGREES."""
+    if isinstance(degree, bool) or not isinstance(degree, int | np.integer) or degree not in DEGREES:
+        raise FitError(f"degree {degree} is outside {DEGREES[0]}..{DEGREES[-1]}")
+
+
+def check_length(label: str, value: float | None, scale: float) -> None:
+    """Raises FitError for an Li or Lc that is not a positive number of a sensible size."""
+    if value is None:
+        return
+    if isinstance(value, str) or not (math.isfinite(value) and value > 0):
+        raise FitError(f"{label} = {value!r} must be a positive number")
+    if not scale / 16 <= value <= 64 * scale:
+        raise FitError(f"{label} = {value:g} must be from {scale / 16:g} to {64 * scale:g}; the function is done before")
+
+
 def check_request(target: Function, form: Form, degree: int, fit_interval: float | None, clamp: float | None) -> None:
     """Refuse arguments that no search could honour. Raises FitError."""
-    if isinstance(degree, bool) or not isinstance(degree, int) or degree not in DEGREES:
-        raise FitError(f"degree {degree!r} is outside {DEGREES[0]}..{DEGREES[-1]}")
+    check_degree(degree)
     if not form.serves(target):
         raise FitError(f"form {form.name} does not serve {target.name} {target.direction} ({target.shape.symmetry})")
     scale = function_scale(target)
     for label, value in (("fit interval Li", fit_interval), ("clamp Lc", clamp)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise FitError(f"{label} = {value!r} must be a positive number")
+        check_length(label, value, scale)
     if fit_interval is not None and clamp is not None and clamp > fit_interval + scale:
         raise FitError(f"clamp Lc = {clamp:g} exceeds Li + {scale:g} = {fit_interval + scale:g}; the polynomial is"
                        " not controlled so far beyond its fit interval: lower Lc or raise Li")  # fmt: skip

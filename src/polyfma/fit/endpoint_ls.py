@@ -46,6 +46,8 @@ def endpoint_coefficients(form: Form, target: Function, degree: int, fit_interva
     nodes = chebyshev_nodes(NODES, fit_interval)
     g, matrix = reduced(form, target, degree, np.concatenate([nodes, np.maximum(pins, 1e-9 * fit_interval)]))
     scale = np.max(np.abs(matrix), axis=0)
+    if np.any(scale == 0):
+        raise CoefficientError(f"form {form.name} has a coefficient without effect on [0, {fit_interval:g}]; raise Li")
     matrix = matrix / scale
     a, b, pinned, values = matrix[:NODES], g[:NODES], matrix[NODES:], g[NODES:]
     particular = np.linalg.lstsq(pinned, values)[0]
@@ -81,6 +83,7 @@ def gate(program: Program, form: Form, clamp: float) -> str:
     t = np.linspace(0.0, clamp, 513)
     y, f = real_values(program, t), target.values(t)
     unit = float(fmt.ulp(np.array([max(np.max(np.abs(f)), fmt.min_normal)]))[0])
+    # SiLU, GELU and their derivatives leave their limits themselves: their shape.range is infinite.
     low, high = target.shape.range
     if np.min(y) < low - unit or np.max(y) > high + unit:
         return "boundary"
@@ -101,14 +104,14 @@ def _turns(y: Values, unit: float) -> int:
 
 def fit_endpoint_ls(
     function: str, direction: str = "forward", fmt: str | Format = "bf16", degree: int = 4, *,
-    form: str | None = None, fit_interval: float | None = None, clamp: float | None = None, mode: str = "split",
+    form: str | None = None, fit_interval: float | None = None, clamp: float | None = None, mode: str = "fused",
     clamp_step: float = GRID, gates: bool = True, progress: Progress | None = None,
 ) -> Fit:  # fmt: skip
     """The published search.
 
     ``fit_interval`` (Li) and ``clamp`` (Lc) fix one or both, otherwise Li runs over 1..8 and Lc over
     Li - 1..Li + 1 in steps of 0.25 (of ``clamp_step`` for Lc; times the cap for softcap). ``mode`` is
-    the arithmetic of the replay: ``split`` as published, or ``fused`` as the hardware rounds.
+    the arithmetic of the replay: ``fused`` as the hardware rounds, or ``split`` as published.
     Raises FitError if nothing passes the gates, CoefficientError if no candidate is representable.
     """
     target, f = get_function(function, direction), get_format(fmt)
@@ -116,15 +119,20 @@ def fit_endpoint_ls(
     check_request(target, shape, degree, fit_interval, clamp)
     if mode not in ("split", "fused"):
         raise UnknownNameError(f"unknown replay mode {mode!r} for a fit; known: split, fused")
-    if not clamp_step > 0:
-        raise FitError(f"clamp step {clamp_step!r} must be positive")
+    if not 2**-10 <= clamp_step <= 1:
+        raise FitError(f"clamp step {clamp_step!r} must be positive, from 2^-10 to 1")
     name = program_name(shape, target, f, degree, METHOD)
     scorer = Scorer(target, f, mode)
     found: list[tuple[Candidate, Program | None]] = []
     intervals = interval_grid(target, fit_interval, clamp)
     unusable: CoefficientError | None = None
     for i, li in enumerate(intervals):
-        coefficients = endpoint_values(shape, target, degree, li)
+        try:
+            coefficients = endpoint_values(shape, target, degree, li)
+        except CoefficientError as error:
+            found.append((Candidate(li, li, np.inf, "coefficient"), None))
+            unusable = error
+            continue
         for lc in clamp_grid(target, f, li, clamp, clamp_step):
             try:
                 program = shape.build(name, function, direction, f, degree, coefficients | {"clamp": lc})

@@ -79,16 +79,23 @@ def fraction_error(form: str, values: dict[str, float]) -> FractionError:
     return FractionError(float(np.max(np.abs(relative))), float(np.sqrt(np.mean(relative**2))))
 
 
-def fit_exp2(form: str = "exp2-d2", method: str = "minimax", fmt: str | Format = "fp16") -> Fit:
-    """The program of an exp2 form with its constants rounded to the format; the error is of fused replay.
+def fit_exp2(form: str | None = None, method: str = "minimax", fmt: str | Format = "fp16", *, direction: str = "forward",
+             degree: int | None = None) -> Fit:  # fmt: skip
+    """The program of an exp2 form with its constants rounded to the format; the score is of fused replay.
 
-    Raises UnknownNameError for an unknown method, FitError for a form that is not of exp2.
+    ``form`` is exp2-d1, exp2-pwl2, exp2-d2 or exp2-d3 (method ``published``); without it ``degree`` names
+    exp2-dN, by default exp2-d2. Raises UnknownNameError for an unknown method, FitError for what exp2 has not.
     """
+    if direction != "forward":
+        raise FitError(f"exp2 is fitted forward only, not {direction!r}")
+    if form is None:
+        form = f"exp2-d{2 if degree is None else degree}"
+    elif degree is not None and form in _FORMS and degree != _FORMS[form]:
+        raise FitError(f"form {form} has degree {_FORMS[form]}, not {degree}")
     f = get_format(fmt)
     values = exp2_values(form, method)
     name = f"exp2.forward.{f}.{form.removeprefix('exp2-')}.{method}"
     program = get_form(form).build(name, "exp2", "forward", f, _FORMS[form], values)
-    target = program.target
     inputs = f.encode(np.linspace(0, 1, 8001)) if f.width != 16 else np.arange(int(f.encode(1.0)) + 1, dtype=f.dtype)
-    error = np.abs(f.decode(np.asarray(replay(program, inputs))) - target.values(f.decode(inputs)))
+    error = np.abs(f.decode(np.asarray(replay(program, inputs))) - program.target.values(f.decode(inputs)))
     return Fit(program, method, 1.0, 1.0, float(np.max(error)), "fused", ())

@@ -25,7 +25,7 @@ from scipy.optimize import linprog
 
 from polyfma.certify import Certificate, certify, faults
 from polyfma.errors import CoefficientError, FitError
-from polyfma.fit.common import Candidate, Fit
+from polyfma.fit.common import Candidate, Fit, check_degree, check_length
 from polyfma.fit.objective import Objective, expected_error
 from polyfma.formats import Format, Values, get_format
 from polyfma.forms import FORMS, Form, get_form
@@ -311,7 +311,7 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
             continue
         compiled = vm.compile_program(program, names)
         code = compiled
-        r = np.linalg.qr(rows / np.sqrt(rows.shape[0]), mode="r")
+        r = np.asarray(np.linalg.qr(rows / np.sqrt(rows.shape[0]), mode="r"), dtype=np.float64)
         if np.any(np.abs(np.diag(r)) < 1e-300):
             continue
         start = starts.get(clamp, np.full(len(names), np.nan))
@@ -404,16 +404,14 @@ def fit_lattice(
     f = get_format(fmt)
     if effort not in EFFORTS:
         raise FitError(f"unknown effort {effort!r}; known: {', '.join(EFFORTS)}")
-    if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= 8:
-        raise FitError(f"degree {degree!r} is outside 1..8")
+    check_degree(degree)
     objective = Objective(objective) if isinstance(objective, str) else objective
     request = Request(function, direction, f, degree, free, objective, monotone, seed, effort)
     tried = shapes(request, [get_form(form)] if form else None)
     if not tried:
         raise FitError(f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions"
                        + (f" (asked for {form})" if form else ""))  # fmt: skip
-    if clamp is not None and not (np.isfinite(clamp) and clamp > 0):
-        raise FitError(f"clamp Lc = {clamp!r} must be a positive number")
+    check_length("clamp Lc", clamp, function_scale(request.target))
     return _best_of_shapes(request, tried, clamp, seeds, progress)
 
 

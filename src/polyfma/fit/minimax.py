@@ -93,7 +93,7 @@ def _run(script: str) -> str:
 
 def fit_sollya(
     function: str, direction: str = "forward", fmt: str | Format = "bf16", degree: int = 4, *,
-    form: str | None = None, clamp: float | None = None, mode: str = "split", progress: Progress | None = None,
+    form: str | None = None, clamp: float | None = None, mode: str = "fused", progress: Progress | None = None,
 ) -> Fit:  # fmt: skip
     """The best fpminimax program over the clamps of the published grid, scored as endpoint-ls is.
 

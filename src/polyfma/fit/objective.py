@@ -59,12 +59,12 @@ class Distribution:
 
             return np.asarray(ndtr(x / self.sigma))
         total = np.concatenate([[0.0], np.cumsum(self.counts)])
-        return np.interp(x, self.edges, total / total[-1])
+        return np.asarray(np.interp(x, self.edges, total / total[-1]))
 
     def probabilities(self, x: Values) -> Values:
         """The probability of each ascending input's rounding interval."""
         middles = (x[1:] + x[:-1]) / 2
-        return np.diff(np.concatenate([[0.0], self.cumulative(middles), [1.0]]))
+        return np.asarray(np.diff(np.concatenate([[0.0], self.cumulative(middles), [1.0]])))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Objective:
             weights = 1 / fmt.ulp(np.maximum(magnitude, 0.25 if self.name == "ulp-quarter" else 0.0))
         if self.limit is not None:
             weights = np.where(np.abs(x) <= self.limit, weights, weights / self.beyond)
-        return weights
+        return np.asarray(weights)
 
 
 def expected_error(program: Program, distribution: Distribution, target: Function | None = None) -> tuple[float, float]:

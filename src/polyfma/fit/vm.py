@@ -64,7 +64,7 @@ def layout(values: Floats) -> Floats:
     return np.concatenate([values, np.repeat(values[-1:], missing)]).reshape(-1, BLOCK)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def _precision(fmt: int) -> tuple[int, float, float, float]:
     """(bits that rounding drops of a float64, smallest normal, adder that rounds subnormals, largest finite)."""
     if fmt == 0:
@@ -74,19 +74,19 @@ def _precision(fmt: int) -> tuple[int, float, float, float]:
     return 29, 2.0**-126, 1.5 * 2.0**-97, (2.0 - 2.0**-23) * 2.0**127
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _bits(typing_context: Any, value: Any) -> Any:
     """The bit pattern of a float64, kept in a register so that loops vectorise."""
     return types.int64(types.float64), lambda context, builder, signature, args: builder.bitcast(args[0], ir.IntType(64))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _value(typing_context: Any, pattern: Any) -> Any:
     """The float64 of a bit pattern."""
     return types.float64(types.int64), lambda context, builder, signature, args: builder.bitcast(args[0], ir.DoubleType())
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def _rounded(v: float, drop: int, least: float, adder: float, largest: float) -> float:
     """v rounded to nearest even at ``drop`` bits; see :func:`_precision`."""
     u = _bits(v)
@@ -96,7 +96,7 @@ def _rounded(v: float, drop: int, least: float, adder: float, largest: float) ->
     return -np.inf if r < -largest else r
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def _sum_to_odd(p: float, q: float) -> float:
     """p + q rounded to odd: an inexact even significand moves towards the exact sum (TwoSum)."""
     s = p + q
@@ -107,7 +107,7 @@ def _sum_to_odd(p: float, q: float) -> float:
     return _value(u + (1 - (u & 1)) * side * (1 - 2 * (1 if u < 0 else 0)))
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _fused(d: Floats, a: Floats, b: Floats, c: Floats, sign: float, low: float, high: float, fmt: int) -> None:
     """d = min(max(round(a b + sign c), low), high)."""
     drop, least, adder, largest = _precision(fmt)
@@ -117,21 +117,21 @@ def _fused(d: Floats, a: Floats, b: Floats, c: Floats, sign: float, low: float, 
         d[i] = r if r < high else high
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _product(d: Floats, a: Floats, b: Floats, fmt: int) -> None:
     drop, least, adder, largest = _precision(fmt)
     for i in range(BLOCK):
         d[i] = _rounded(a[i] * b[i], drop, least, adder, largest)
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _sum(d: Floats, a: Floats, b: Floats, sign: float, fmt: int) -> None:
     drop, least, adder, largest = _precision(fmt)
     for i in range(BLOCK):
         d[i] = _rounded(_sum_to_odd(a[i], sign * b[i]), drop, least, adder, largest)
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _run(ops: Ints, slots: Floats) -> None:
     """Run every operation on the block in slot 0."""
     n = BLOCK
@@ -185,7 +185,7 @@ def _run(ops: Ints, slots: Floats) -> None:
                 d[i] = _rounded(a[i], drop, least, adder, largest)
 
 
-@njit(cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(cache=True, error_model="numpy")
 def _worst(y: Floats, target: Floats, low: Floats, high: Floats, weight: Floats) -> float:
     """The largest weighted error of a block; infinite (or NaN) where an output passes a limit.
 
@@ -201,7 +201,7 @@ def _worst(y: Floats, target: Floats, low: Floats, high: Floats, weight: Floats)
     return _value(most)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _mean_score(ops: Ints, slots: Floats, output: int, x: Floats, target: Floats, low: Floats, high: Floats,
                 weight: Floats, slope: Floats, bias: float, bound: float) -> tuple[float, float]:  # fmt: skip
     squares, mean, gradient = 0.0, 0.0, 0.0
@@ -223,7 +223,7 @@ def _mean_score(ops: Ints, slots: Floats, output: int, x: Floats, target: Floats
     return np.inf, 1.0 if gradient > 0 else -1.0
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def score(ops: Ints, slots: Floats, output: int, x: Floats, target: Floats, low: Floats, high: Floats, weight: Floats,
           slope: Floats, order: Ints, bias: float, bound: float) -> tuple[float, float]:  # fmt: skip
     """(largest weighted error, 0) of the constants in ``slots``, or (inf, side) as soon as one passes ``bound``.
@@ -256,7 +256,7 @@ def score(ops: Ints, slots: Floats, output: int, x: Floats, target: Floats, low:
     return worst, 0.0
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _step(value: float, steps: int, fmt: int) -> float:
     """The neighbour ``steps`` places away on the format's grid; 0 lies between the smallest normals."""
     drop, least, _, _ = _precision(fmt)
@@ -269,7 +269,7 @@ def _step(value: float, steps: int, fmt: int) -> float:
     return magnitude if rank > 0 else -magnitude
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _nearest(value: float, fmt: int) -> float:
     """The nearest coefficient: zero or a normal number."""
     drop, least, adder, largest = _precision(fmt)
@@ -278,7 +278,7 @@ def _nearest(value: float, fmt: int) -> float:
     return _rounded(value, drop, least, adder, largest)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _normal(state: NDArray[np.uint64]) -> float:
     """A standard normal number: the sum of four uniforms, near enough for choosing candidates."""
     total = 0.0
@@ -292,14 +292,14 @@ def _normal(state: NDArray[np.uint64]) -> float:
     return (total - 2.0) * 1.7320508075688772
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def _put(slots: Floats, slot: int, value: float) -> None:
     for i in range(slots.shape[1]):
         slots[slot, i] = value
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _solve_last(ops, slots, output, where, c, fmt, x, target, low, high, weight, slope, order, bias, bound):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _solve_last(ops, slots, output, where, c, fmt, x, target, low, high, weight, slope, order, bias, bound):
     """The best first coefficient for the others as they are: errors are monotone in it, so refusals bracket it.
 
     Returns the score (inf if none is below ``bound``); ``c[0]`` becomes the coefficient.
@@ -345,8 +345,8 @@ def _solve_last(ops, slots, output, where, c, fmt, x, target, low, high, weight,
     return best
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _search_one(ops, constants, where, output, fmt, centre, r, start, x, target, low, high, weight, slope, bias, bound, samples, spread, seed, best):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _search_one(ops, constants, where, output, fmt, centre, r, start, x, target, low, high, weight, slope, bias, bound, samples, spread, seed, best):
     """Randomised nearest-plane search around one real solution, then coordinate steps from the best point.
 
     Coefficients are fixed from the last to the first; each is rounded near its real optimum given those
@@ -391,8 +391,8 @@ def _search_one(ops, constants, where, output, fmt, centre, r, start, x, target,
     return top
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, top, best):  # type: ignore[no-untyped-def]
+@njit(cache=True)
+def _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, top, best):
     """Steps of up to two places in every pair of coefficients, the first solved each time, until none helps."""
     n = where.size
     c = np.empty(n)
@@ -423,8 +423,8 @@ def _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope,
     return top
 
 
-@njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
-def search_many(ops, constants, where, output, fmt, centres, rs, starts, x, target, low, high, weight, slope, bias, bounds, samples, spreads, seeds, best):  # type: ignore[no-untyped-def]
+@njit(cache=True, parallel=True)
+def search_many(ops, constants, where, output, fmt, centres, rs, starts, x, target, low, high, weight, slope, bias, bounds, samples, spreads, seeds, best):
     """:func:`_search_one` for every clamp (a row of ``constants``, ``centres``, ...), in parallel.
 
     Returns the scores; the rows of ``best`` receive the coefficients. The result does not depend on the

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.forms.base import Draft, Form, Model, Part, centre_of
 from polyfma.forms.published import PUBLISHED
 from polyfma.forms.searched import SEARCHED, WIDER
 from polyfma.functions import Function
-from polyfma.program import Program
 
-__all__ = ["FORMS", "Draft", "Form", "Model", "Part", "centre_of", "forms_for", "get_form", "published_form", "values_of"]
+__all__ = ["FORMS", "Draft", "Form", "Model", "Part", "centre_of", "forms_for", "get_form", "published_form"]
 
 FORMS: Mapping[str, Form] = {form.name: form for form in (*PUBLISHED, *SEARCHED, *WIDER)}
 _PUBLISHED_FORM = {"odd": "odd", "centred": "centred-odd", "even": "even", "residual": "residual-tp"}
@@ -35,8 +33,3 @@ def published_form(target: Function) -> Form:
     if target.shape.symmetry not in _PUBLISHED_FORM:
         raise PolyfmaError(f"{target.name} has no degree-D published form; use fit exp2 with form exp2-d1, exp2-pwl2, exp2-d2 or exp2-d3")
     return FORMS[_PUBLISHED_FORM[target.shape.symmetry]]
-
-
-def values_of(program: Program) -> dict[str, Any]:
-    """The numbers from which the program's form would build it again."""
-    return {name: program.const_value(name) for name in program.consts}

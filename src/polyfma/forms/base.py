@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfma.errors import CoefficientError, PolyfmaError
-from polyfma.formats import Format, Values, get_format
+from polyfma.formats import FP32, Format, Values, get_format
 from polyfma.functions import Function, get_function
 from polyfma.program import Op, Program
 
@@ -54,6 +54,8 @@ class Draft:
 
     def __call__(self, op: str, *src: str, dst: str | None = None, fmt: Format | None = None) -> str:
         f = fmt or self.fmt
+        if op == "fma.relu" and f is FP32:  # there is no such instruction: a max of its own
+            return self("max.nan", self("fma", *src, fmt=f), self.const("zero_in", 0.0, fmt=f), dst=dst, fmt=f)
         name = dst or f"r{len(self.ops)}"
         self.ops.append(Op(op, name, src, f.name))
         return name
@@ -134,10 +136,13 @@ class Form:
     parts: tuple[Part, ...] = ()
     inner: str | None = None
     least_degree: int = 1
+    families: tuple[str, ...] = ()
     linear: bool = True
 
     def serves(self, target: Function) -> bool:
-        return target.shape.symmetry in self.kinds
+        """Whether the form fits the target's symmetry (and, where it names families, its family, forward)."""
+        of_family = not self.families or (target.family in self.families and target.direction == "forward")
+        return target.shape.symmetry in self.kinds and of_family
 
     def free_names(self, degree: int) -> list[str]:
         return self.names_of(degree)
@@ -157,8 +162,8 @@ class Form:
         """
         target, f = get_function(function, direction), get_format(fmt)
         if not self.serves(target):
-            raise PolyfmaError(f"form {self.name} serves {'/'.join(self.kinds)} functions; {function} {direction} is"
-                               f" {target.shape.symmetry}")  # fmt: skip
+            whom = "/".join(self.families) if self.families else f"{'/'.join(self.kinds)} functions"
+            raise PolyfmaError(f"form {self.name} serves {whom}; {function} {direction} is {target.shape.symmetry}")
         needed = [*self.free_names(degree), *(["clamp"] if self.clamped else [])]
         missing = [n for n in needed if n not in values]
         if missing:

@@ -21,4 +21,5 @@ def recorded(operation: str, format_name: str) -> Bits:
     """Output bit patterns indexed by input bit pattern, shape (65536,), on :data:`ARCHITECTURE`."""
     with as_file(files("polyfma.hardware").joinpath(f"{ARCHITECTURE}.npz")) as path, np.load(path) as data:
         table: Bits = data[f"{operation}.{format_name}"]
+    table.setflags(write=False)
     return table
