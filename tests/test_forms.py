@@ -37,7 +37,7 @@ def test_the_three_silu_forms_are_three() -> None:
 def test_constants_rebuild_the_program() -> None:
     """A form builds the same program again from the values of its constants."""
     for name, form in FORMS.items():
-        values = {n: 0.25 for n in form.free_names(4)} | {"clamp": 2.0}
+        values = dict.fromkeys(form.free_names(4), 0.25) | {"clamp": 2.0}
         function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
         direction = "backward" if form.kinds[0] == "even" else "forward"
         p = form.build("t", function, direction, "bf16", 4, values)
@@ -54,7 +54,7 @@ def test_every_form_propagates_nan_and_counts_what_it_says() -> None:
     for name, form in FORMS.items():
         function = {"odd": "tanh", "centred": "sigmoid", "even": "tanh", "residual": "silu", "none": "exp2"}[form.kinds[0]]
         direction = "backward" if form.kinds[0] == "even" else "forward"
-        values = {n: 0.25 for n in form.free_names(4)} | {"clamp": 2.0}
+        values = dict.fromkeys(form.free_names(4), 0.25) | {"clamp": 2.0}
         p = form.build("t", function, direction, "bf16", 4, values)
         y = pf.replay(p, np.array([0x7FFF, 0xFFC0, 0x7F81], dtype=np.uint16))
         for bits in y.values() if isinstance(y, dict) else (y,):

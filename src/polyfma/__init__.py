@@ -26,6 +26,7 @@ from polyfma.errors import (
 from polyfma.fit import fit
 from polyfma.formats import BF16, FP16, FP32, Format
 from polyfma.functions import Function, get_function
+from polyfma.pareto import best
 from polyfma.program import Op, Program
 from polyfma.replay import replay
 
@@ -45,6 +46,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "UnknownNameError",
+    "best",
     "certify",
     "fit",
     "get_function",

@@ -131,22 +131,26 @@ def faults(certificate: Certificate, *, free: bool = False) -> list[str]:
     range of sigmoid and tanh, keeps its symmetry, and is exact at 0 (even derivatives aside). With
     ``free`` only finiteness, NaN and the symmetry are asked for.
     """
-    c = certificate
+    return faults_of(certificate.to_dict(), free=free)
+
+
+def faults_of(c: Mapping[str, Any], *, free: bool = False) -> list[str]:
+    """:func:`faults` of a stored certificate."""
     found = []
-    if not math.isfinite(c.max_abs_error):
+    if c["max_abs_error"] in ("inf", "nan"):
         found.append("a finite input gives a non-finite output")
-    if c.nan != "propagates":
-        found.append(f"NaN is {c.nan}")
-    if c.symmetry["kind"] in ("odd", "even") and c.symmetry["violations"]:
-        found.append(f"{c.symmetry['violations']} violations of {c.symmetry['kind']} symmetry")
+    if c["nan"] != "propagates":
+        found.append(f"NaN is {c['nan']}")
+    if c["symmetry"]["kind"] in ("odd", "even") and c["symmetry"]["violations"]:
+        found.append(f"{c['symmetry']['violations']} violations of {c['symmetry']['kind']} symmetry")
     if free:
         return found
-    if not c.exact_tails:
+    if not c["tails"]["exact"]:
         found.append("tails are not exact")
-    bounded = c.direction == "forward" and c.function.split("-")[0] in ("sigmoid", "tanh", "softcap")
-    if bounded and not c.range["inside"]:
-        found.append(f"the range [{c.range['min']:g}, {c.range['max']:g}] leaves the function's")
-    if not c.zero["exact"] and c.symmetry["kind"] != "even":
+    bounded = c["direction"] == "forward" and c["function"].split("-")[0] in ("sigmoid", "tanh", "softcap")
+    if bounded and not c["range"]["inside"]:
+        found.append(f"the range [{c['range']['min']}, {c['range']['max']}] leaves the function's")
+    if not c["zero"]["exact"] and c["symmetry"]["kind"] != "even":
         found.append("f(0) is not exact")
     return found
 

@@ -196,14 +196,46 @@ def _stored_certificate(program: str, against: Path | None) -> dict[str, Any] | 
     return data
 
 
+@app.command("prove")
+def prove_command(
+    program: Annotated[str, typer.Argument(help="A BF16 program of a form that proofs reach, by name or path.")],
+    as_json: Json = False,
+) -> None:
+    """Enumerate every program of the same form that could be better; status 1 if there is one."""
+    from polyfma.fit.proof import prove
+
+    loaded = catalog.load(program)
+    with progress_bar(f"proving {loaded.name}") as progress:
+        proof = prove(loaded, progress=progress)
+    if as_json:
+        print_json(proof.to_dict())
+    else:
+        tails = "with exact tails " if proof.exact_tails else ""
+        claim = (f"no {proof.form} program of degree {proof.degree} in {proof.format} {tails}has a largest error below"
+                 f" {proof.error:.9g}" if proof.holds else f"a better program exists: {proof.better}")  # fmt: skip
+        out.print(claim, markup=False)
+        out.print(f"{proof.clamps} clamps, {proof.orthants} orthants, {proof.linear_programmes} linear programmes,"
+                  f" {proof.visited:,} coefficient tuples visited, {proof.replayed} programs replayed, {proof.seconds:.1f} s",
+                  markup=False)  # fmt: skip
+        for assumption in proof.assumptions:
+            out.print(f"- {assumption}", markup=False)
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_command(
     function: Annotated[str | None, typer.Option(help="Only this function.")] = None,
     direction: Annotated[str | None, typer.Option(help="Only forward or backward.")] = None,
     format: Annotated[str | None, typer.Option(help="Only bf16 or fp16.")] = None,
+    pareto: Annotated[bool, typer.Option(help="Only programs that no other beats in error and instructions.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="With --pareto: also write the picture (.png or .svg).")] = None,
     as_json: Json = False,
 ) -> None:
     """List the catalogue with the figures of its certificates."""
+    if pareto:
+        _list_pareto(function, direction, format, picture, as_json)
+        return
     wanted = {"function": function, "direction": direction, "format": format}
     rows = []
     for name in catalog.programs():
@@ -226,6 +258,55 @@ def list_command(
                       _milli(c["max_weighted_error"]), _milli(c["floor_weighted_error"]),
                       _tail_word(c), c["nan"].split(" at ")[0])  # fmt: skip
     print_table(table)
+
+
+def _list_pareto(function: str | None, direction: str | None, fmt: str | None, picture: Path | None, as_json: bool) -> None:
+    """Per function, direction and format: the default programs that no other beats."""
+    from polyfma import plots
+    from polyfma.pareto import entries, front
+
+    keys = [k for k in dict.fromkeys((e.function, e.direction, e.format) for e in entries())
+            if function in (None, k[0]) and direction in (None, k[1]) and fmt in (None, k[2])]  # fmt: skip
+    if not keys:
+        raise UnknownNameError("no catalogue program of that function, direction and format; polyfma list shows all")
+    fronts = {k: {cost: front((e for e in entries() if (e.function, e.direction, e.format) == k and e.default), cost=cost)
+                  for cost in ("instructions", "pipe_bound")} for k in keys}  # fmt: skip
+    if picture is not None:
+        _check_picture(picture)
+        plots.save(plots.pareto_picture([e for e in entries() if (e.function, e.direction, e.format) in keys]), picture)
+    if as_json:
+        print_json([{"function": k[0], "direction": k[1], "format": k[2], **{f"by_{c}": [e.to_dict() for e in es]
+                    for c, es in by_cost.items()}} for k, by_cost in fronts.items()])  # fmt: skip
+        return
+    table = Table(title="default programs that no other beats in error and instructions", title_justify="left")
+    for heading in ("program", "instr.", "FMA", "pipe bound", "weighted error x 1e-3"):
+        table.add_column(heading, justify="left" if heading == "program" else "right", no_wrap=True)
+    for by_cost in fronts.values():
+        for e in by_cost["instructions"]:
+            table.add_row(e.name, str(e.instructions), str(e.fma), str(e.pipe_bound), _milli(e.error))
+        table.add_section()
+    print_table(table)
+    if picture is not None:
+        out.print(f"written: {picture}", markup=False)
+
+
+@app.command("report")
+def report_command(
+    what: Annotated[str, typer.Argument(help="fits: one page with Pareto pictures, error curves and certificates.")] = "fits",
+    output: Annotated[Path, typer.Option("--out", help="The HTML file.")] = Path("polyfma-out/fits.html"),
+    as_json: Json = False,
+) -> None:
+    """Write a self-contained HTML page."""
+    from polyfma.report import write_fits
+
+    if what != "fits":
+        raise UnknownNameError(f"unknown report {what!r}; known: fits")
+    with progress_bar("report") as progress:
+        write_fits(output, progress)
+    if as_json:
+        print_json({"file": str(output)})
+    else:
+        out.print(f"written: {output}", markup=False)
 
 
 def _tail_word(c: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from polyfma.certify import Certificate
 from polyfma.files import replacing
 from polyfma.formats import Values
+from polyfma.pareto import Entry, front
 from polyfma.program import Program
 from polyfma.replay import replay
 
@@ -129,6 +130,29 @@ def text_plot(program: Program, width: int = 72, height: int = 9) -> list[str]:
     labels = {0: f"{1e3 * top:+8.3f}e-3", height // 2: "       0   ", height - 1: f"{-1e3 * top:+8.3f}e-3"}
     lines = [f"{labels.get(i, ''):>11} |{''.join(row)}" for i, row in enumerate(canvas)]
     return [*lines, " " * 12 + f"{x[0]:<{width // 2}.4g}{x[-1]:>{width // 2}.4g}"]
+
+
+def pareto_picture(entries: Sequence[Entry]) -> Figure:
+    """Error against instructions and against pipe cost, a row a function and direction, colours by format."""
+    rows = list(dict.fromkeys((e.function, e.direction) for e in entries))
+    fig, axes = figure(11, 2.9 * len(rows), rows=len(rows), columns=2)
+    for i, (function, direction) in enumerate(rows):
+        for j, (cost, label) in enumerate((("instructions", "packed instructions"), ("pipe_bound", "pipe cost, FMA units"))):
+            ax = axes[i, j]
+            for fmt, colour in (("bf16", ACCENT), ("fp16", SECOND)):
+                here = [e for e in entries if (e.function, e.direction, e.format) == (function, direction, fmt)]
+                controls = [e for e in here if not e.default]
+                ax.scatter([getattr(e, cost) for e in controls], [1e3 * e.error for e in controls], s=10, color=colour, alpha=0.25)
+                best = front([e for e in here if e.default], cost=cost)
+                if best:
+                    ax.step([getattr(e, cost) for e in best], [1e3 * e.error for e in best], "o-", where="post", color=colour,
+                            markersize=4, label=fmt)  # fmt: skip
+            ax.set_yscale("log")
+            ax.set_title(f"{function}{'' if direction == 'forward' else chr(39)}")
+            ax.set_xlabel(label)
+        axes[i, 0].set_ylabel("weighted error x 1e3")
+        axes[i, 0].legend(frameon=False, title="line: default programs; faint: all others", title_fontsize=8)
+    return fig
 
 
 def bars(ax: Any, groups: Sequence[str], series: Sequence[tuple[str, Sequence[float], str]]) -> None:

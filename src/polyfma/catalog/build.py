@@ -50,7 +50,7 @@ class Row:
 
 def plan() -> list[Row]:
     """Every row of the catalogue, in an order in which each comes after those it needs."""
-    return [*_controls(), *_attention(), *_defaults(), *_named_forms()]
+    return [*_controls(), *_attention(), *_proved(), *_defaults(), *_named_forms()]
 
 
 def _controls() -> Iterator[Row]:
@@ -93,6 +93,23 @@ def _defaults() -> Iterator[Row]:
                     yield Row(stem, function, direction, fmt, degree, "lattice", {}, lower)
                     yield Row(f"{stem}.free", function, direction, fmt, degree, "lattice", {"free": True},
                               (stem, *(f"{b}.free" for b in lower)))  # fmt: skip
+
+
+# (function, direction, degree): the form with exact tails, and the form free of them.
+PROVED = {
+    ("sigmoid", "forward", 3): ("fused-odd-relu", "fused-odd"),
+    ("sigmoid", "forward", 4): ("fused-odd-relu", "fused-odd"),
+    ("tanh", "forward", 3): ("fused-odd", "fused-odd"),
+    ("tanh", "forward", 4): ("fused-odd", "fused-odd"),
+}
+
+
+def _proved() -> Iterator[Row]:
+    """BF16 programs of one form that are proved to be the best of it."""
+    for (function, direction, degree), forms in PROVED.items():
+        for form, free in zip(forms, (False, True), strict=True):
+            name = f"{function}.{direction}.bf16.{form}-d{degree}" + (".free" if free else "")
+            yield Row(name, function, direction, "bf16", degree, "proved", {"form": form, "free": free})
 
 
 def _named_forms() -> Iterator[Row]:
@@ -177,6 +194,8 @@ def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
         _certify_again(row.name)
         return ""
     options = dict(row.options)
+    if row.method == "proved":
+        return _make_proved(row)
     if row.method == "lattice":
         options |= {"effort": effort, "seeds": _relatives(row)}
     try:
@@ -192,10 +211,30 @@ def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
     return ""
 
 
+def _make_proved(row: Row) -> str:
+    """Search, then prove; what the proof finds better is the next program, until it finds nothing."""
+    from polyfma.fit.lattice import fit_lattice
+    from polyfma.fit.proof import prove
+
+    fit = fit_lattice(row.function, row.direction, row.format, row.degree, effort="thorough", **row.options)
+    program = fit.program.renamed(row.name)
+    try:
+        while not (proof := prove(program)).holds:
+            program = program.with_consts(proof.better_constants())
+    except PolyfmaError as error:
+        return str(error)
+    fit_record = {"method": "proved", "form": program.form, "clamp": program.clamp, "score": proof.error, "score_mode": "fused"}
+    _write_certificate(row.name, certify(program), fit_record | {"proof": proof.to_dict()})
+    write_text(PROGRAMS / f"{row.name}.json", program.to_json())
+    return ""
+
+
 def _relatives(row: Row) -> list[Program]:
     """Programs that may serve the row as they are: its own, those it comes after, its controls."""
     stem = row.name.removesuffix(".free")
-    names = [row.name, *row.after, *(f"{stem}.{control}" for control in CONTROLS)]
+    forms = PROVED.get((row.function, row.direction, row.degree), ()) if row.format == "bf16" else ()
+    proved = [f"{row.function}.{row.direction}.bf16.{f}-d{row.degree}{s}" for f in forms for s in ("", ".free")]
+    names = [row.name, *row.after, *proved, *(f"{stem}.{control}" for control in CONTROLS)]
     return [Program.read(PROGRAMS / f"{n}.json") for n in names if (PROGRAMS / f"{n}.json").is_file()]
 
 

@@ -1,0 +1,154 @@
+"""The search in the format: its machine, its objectives, and what it returns."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import polyfma as pf
+from polyfma import FitError, UnknownNameError
+from polyfma.certify import faults
+from polyfma.fit import search
+from polyfma.fit.lattice import Request, degree_within_budget, fit_lattice, shapes
+from polyfma.fit.objective import Distribution, Objective, expected_error
+from polyfma.fit.vm import program_scores
+from polyfma.formats import BF16, FP16
+from polyfma.forms import FORMS
+
+FUNCTION_OF = {"odd": ("tanh", "forward"), "centred": ("sigmoid", "forward"), "even": ("sigmoid", "backward"),
+               "residual": ("gelu", "forward")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(n for n, f in FORMS.items() if f.clamped and n != "coupled"))
+def test_the_machine_scores_what_the_certificate_says(name: str) -> None:
+    """Every form with random coefficients, both formats, all finite inputs: the same largest error, exactly."""
+    form = FORMS[name]
+    function, direction = FUNCTION_OF[form.kinds[-1]] if form.kinds[-1] in FUNCTION_OF else ("sigmoid", "forward")
+    rng = np.random.default_rng(abs(hash(name)) % 1000)
+    for fmt in (BF16, FP16):
+        if form.inner == fmt.name:
+            continue
+        values = {n: float(rng.uniform(0.01, 0.5) * rng.choice([-1, 1])) for n in form.free_names(4)}
+        p = form.build("t", function, direction, fmt, 4, values | {"clamp": float(rng.uniform(2, 5))})
+        bits = fmt.finite_bits()
+        f = p.target.table(fmt).exact[bits]
+        weight = 1 / np.maximum(1, np.abs(f) / 2)
+        assert program_scores(p, fmt.decode(bits), weight, f) == pf.certify(p).max_weighted_error
+
+
+@pytest.mark.parametrize(("function", "direction", "fmt", "degree", "error"), [
+    ("sigmoid", "forward", "bf16", 3, 7.95e-3), ("tanh", "forward", "bf16", 3, 14.2e-3), ("gelu", "forward", "bf16", 4, 7.93e-3),
+    ("sigmoid", "backward", "bf16", 3, 11.4e-3), ("tanh", "backward", "fp16", 2, 63.5e-3),
+])  # fmt: skip
+def test_a_quick_search_meets_the_reference(function: str, direction: str, fmt: str, degree: int, error: float) -> None:
+    fit = fit_lattice(function, direction, fmt, degree, effort="quick")
+    c = pf.certify(fit.program)
+    assert fit.score == c.max_weighted_error <= error
+    assert faults(c) == []
+    assert c.fma <= degree + 1 and c.instructions <= degree + 6
+    assert fit.program.name == f"{function}.{direction}.{fmt}.d{degree}" and fit.program.degree == degree
+
+
+def test_the_same_seed_gives_the_same_program() -> None:
+    programs = [fit_lattice("tanh", "forward", "bf16", 3, effort="quick", form="fused-odd", seed=s).program for s in (1, 1, 2)]
+    assert programs[0] == programs[1]
+    assert pf.certify(programs[2]).exact_tails
+
+
+def test_free_drops_tails_and_range_only() -> None:
+    free = fit_lattice("sigmoid", "forward", "bf16", 4, effort="quick", free=True, form="fused-odd")
+    tails = fit_lattice("sigmoid", "forward", "bf16", 4, effort="quick", form="fused-odd-relu")
+    assert free.score < tails.score and faults(pf.certify(free.program), free=True) == []
+    assert free.program.name.endswith(".free")
+
+
+def test_a_seed_program_is_never_lost() -> None:
+    """Started from a catalogue program of its own form, a quick search returns nothing worse."""
+    seed = pf.load("tanh.forward.bf16.fused-odd-d4.free")
+    fit = fit_lattice("tanh", "forward", "bf16", 4, effort="quick", free=True, form="fused-odd", seeds=[seed])
+    assert fit.score <= pf.certify(seed).max_weighted_error
+
+
+def test_objectives_do_what_they_say() -> None:
+    normal = Distribution.normal(1.0)
+    weighted = fit_lattice("silu", "forward", "bf16", 4, form="times-sigmoid", effort="quick").program
+    expected = fit_lattice("silu", "forward", "bf16", 4, form="times-sigmoid", effort="quick",
+                           objective=Objective(distribution=normal)).program  # fmt: skip
+    assert expected_error(expected, normal)[0] < expected_error(weighted, normal)[0]
+    assert pf.certify(weighted).max_weighted_error < pf.certify(expected).max_weighted_error
+    logit = fit_lattice("tanh", "forward", "fp16", 5, form="unit-odd", objective="logit", effort="quick")
+    assert logit.score < 1.1  # 1 is the default budget of softcap attention
+    x = np.array([1e-3, 0.01, 0.1])
+    y = logit.program.fmt.decode(pf.replay(logit.program, logit.program.fmt.encode(x)))
+    np.testing.assert_allclose(y / np.tanh(x), 1, atol=2.0**-10)
+
+
+def test_expected_error_is_an_integral() -> None:
+    """Against quadrature over the rounding intervals, for a program and a histogram."""
+    p = pf.load("tanh.forward.bf16.d3.sollya")
+    histogram = Distribution.histogram((-2.0, 0.0, 1.0), (1.0, 3.0))
+    rms, mean = expected_error(p, histogram)
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random(400_000) < 0.25, rng.uniform(-2, 0, 400_000), rng.uniform(0, 1, 400_000))
+    bits = p.fmt.encode(x)
+    error = p.fmt.decode(pf.replay(p, bits)) - p.target.table(p.fmt).exact[bits]
+    assert rms == pytest.approx(np.sqrt(np.mean(error**2)), rel=0.01) and mean == pytest.approx(np.mean(error), abs=3e-5)
+
+
+def test_monotone_is_kept_or_refused() -> None:
+    fit = fit_lattice("silu", "forward", "bf16", 5, effort="quick", form="wsq", monotone=2.0)
+    assert pf.certify(fit.program).monotone_ulps <= 2
+    with pytest.raises(FitError, match="monotone within"):
+        fit_lattice("sigmoid", "forward", "bf16", 3, effort="quick", form="fused-odd-relu", monotone=0.0)
+
+
+def test_budgets() -> None:
+    for name in ("silu", "sigmoid", "tanh", "gelu"):
+        for direction in ("forward", "backward"):
+            for degree in range(2, 7):
+                request = Request(name, direction, BF16, degree)
+                for shape in shapes(request):
+                    values = dict.fromkeys(shape.form.free_names(shape.degree), 0.25) | {"clamp": 4.0}
+                    counts = shape.program(values).counts
+                    assert counts.fma <= degree + 1 and counts.instructions <= degree + 6
+    assert degree_within_budget(FORMS["wsq"], Request("silu", "forward", BF16, 5)) == 3  # as the name wsq-d3 says
+
+
+def test_impossible_requirements_name_the_constraint() -> None:
+    with pytest.raises(FitError, match="no form fits the budget"):
+        fit_lattice("silu", "forward", "bf16", 2, form="wsq")
+    with pytest.raises(FitError, match="tail"):
+        fit_lattice("sigmoid", "forward", "bf16", 3, form="fused-odd", clamp=5.0, effort="quick")
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"edges": [], "counts": []}', '{"edges": [0, 1], "counts": ["a"]}',
+                                     '{"edges": [0, 1], "counts": [0]}', '{"edges": [1, 0], "counts": [1]}', '{"edges": [0, 1], "counts": [-1]}',
+                                     '{"edges": [0, NaN], "counts": [1]}', '{"edges": [0, 1, 2], "counts": [1]}'])  # fmt: skip
+def test_bad_distributions_are_refused(content: str, tmp_path) -> None:
+    path = tmp_path / "h.json"
+    path.write_text(content)
+    with pytest.raises(FitError, match="distribution"):
+        Distribution.read(path)
+
+
+def test_a_good_distribution_file(tmp_path) -> None:
+    path = tmp_path / "h.json"
+    path.write_text(json.dumps({"edges": [-1, 0, 1], "counts": [1, 1]}))
+    d = Distribution.read(path)
+    assert d.cumulative(np.array([-2.0, 0.0, 0.5, 3.0])).tolist() == [0, 0.5, 0.75, 1]
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(FitError, match="sigma"):
+            Distribution.normal(bad)
+    with pytest.raises(FitError, match="limit"):
+        Objective("relative", limit=-1.0)
+    with pytest.raises(UnknownNameError, match="unknown objective"):
+        Objective("nice")
+
+
+def test_progress_is_reported() -> None:
+    seen: list[tuple[int, int]] = []
+    search("tanh", "forward", "bf16", 2, "lattice", effort="quick", progress=lambda a, b: seen.append((a, b)))
+    assert seen and all(a <= b for a, b in seen)
