@@ -8,38 +8,102 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from polyfma import catalog, plots
+from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
+from polyfma.catalog.build import FUNCTIONS as BUILT_FUNCTIONS
 from polyfma.certify import certify
 from polyfma.files import write_text
+from polyfma.pareto import TIERS, best, candidates_for
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-PICTURED = "sigmoid.forward.bf16.d4.endpoint-ls"
+PICTURED = "silu.forward.bf16.d4"
 BLOCK = "<!-- generated: {0} -->\n{1}<!-- end: {0} -->"
+
+
+FUNCTIONS = ("sigmoid", "tanh", "silu", "gelu")
 
 
 def figure(value: float | str) -> str:
     return value if isinstance(value, str) else f"{1e3 * value:.3g}"
 
 
-def programs_table() -> str:
-    lines = ["| program | instructions | of them FMA | max error x 1e-3 | correct rounding | tails | NaN |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
-    for name in shown():
-        c = catalog.record(name)["certificate"]
-        lines.append(f"| `{name}` | {c['instructions']} | {c['fma']} | {figure(c['max_weighted_error'])} |"
-                     f" {figure(c['floor_weighted_error'])} | {'exact' if c['tails']['exact'] else 'not exact'} |"
-                     f" {c['nan'].split(' at ')[0]} |")  # fmt: skip
+def certificate(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = catalog.record(name)["certificate"]
+    return found
+
+
+def error(name: str) -> str:
+    return figure(certificate(name)["max_weighted_error"]) if name in catalog.programs() else "-"
+
+
+def summary_table() -> str:
+    """The README's table: the default programs of D3 to D5 against the best control of the same degree."""
+    lines = ["| function | format | correct rounding | D3 | D4 | D5 | best control D3 | D4 | D5 |", "|---|---|---|---|---|---|---|---|---|"]
+    for function in FUNCTIONS:
+        for fmt in ("bf16", "fp16"):
+            stems = [f"{function}.forward.{fmt}.d{d}" for d in (3, 4, 5)]
+            ours = [f"**{error(s)}** ({certificate(s)['instructions']})" for s in stems]
+            controls = [min((f"{s}.{m}" for m in CONTROLS), key=lambda n: certificate(n)["max_weighted_error"]) for s in stems]
+            theirs = [f"{error(n)} ({certificate(n)['instructions']})" for n in controls]
+            floor = figure(certificate(stems[0])["floor_weighted_error"])
+            lines.append(f"| {function} | {fmt} | {floor} | {' | '.join([*ours, *theirs])} |")
     return "\n".join(lines) + "\n"
 
 
-def shown() -> list[str]:
-    return [n for n in catalog.programs() if re.fullmatch(r"(sigmoid|tanh|silu|gelu)\.forward\.bf16\.d[34]\.(endpoint-ls|sollya)", n)]
+def defaults_table() -> str:
+    """docs/programs.md: every default row and its free twin."""
+    lines = ["| | floor | " + " | ".join(f"D{d}" for d in SEARCHED_DEGREES) + " |", "|---" * (2 + len(SEARCHED_DEGREES)) + "|"]
+    for fmt in ("bf16", "fp16"):
+        for function in catalog_functions():
+            for direction in ("forward", "backward"):
+                stems = [f"{function}.{direction}.{fmt}.d{d}" for d in SEARCHED_DEGREES]
+                if stems[0] not in catalog.programs():
+                    continue
+                cells = [f"{error(s)} / {error(s + '.free')} ({catalog.load(s).form})" for s in stems]
+                prime = "" if direction == "forward" else "'"
+                floor = figure(certificate(stems[0])["floor_weighted_error"])
+                lines.append(f"| {fmt} {function}{prime} | {floor} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
-GENERATED = {ROOT / "README.md": {"programs": programs_table}}
+def proofs_table() -> str:
+    lines = ["| program | proved least error x 1e-3 | tails | clamps | tuples visited | replayed | seconds |", "|---|---|---|---|---|---|---|"]
+    for name in catalog.programs():
+        proof = catalog.record(name)["fit"].get("proof")
+        if proof:
+            lines.append(f"| `{name}` | {1e3 * proof['error']:.5g} | {'exact' if proof['exact_tails'] else 'free'} | {proof['clamps']} |"
+                         f" {proof['visited']:,} | {proof['replayed']} | {proof['seconds']:.0f} |")  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def tiers_table() -> str:
+    lines = ["| function | format | fast | balanced | accurate | its error in ulp of max(abs f, 1/4) |", "|---|---|---|---|---|---|"]
+    for function in catalog_functions():
+        for fmt in ("bf16", "fp16"):
+            if not candidates_for(function, "forward", fmt, True):
+                continue
+            found = [best(function, format=fmt, tier=t) for t in TIERS]
+            c = certificate(found[2].name)
+            monotone = "" if c["monotone_ulps_quarter"] <= 1 else f", monotone within {c['monotone_ulps_quarter']:.3g}"
+            names = " | ".join(f"`{p.name.split('.', 3)[3]}` ({p.counts.instructions})" for p in found)
+            lines.append(f"| {function} | {fmt} | {names} | {c['max_ulp_quarter']:.3g}{monotone} |")
+    return "\n".join(lines) + "\n"
+
+
+def catalog_functions() -> list[str]:
+    return list(BUILT_FUNCTIONS)
+
+
+GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
+    ROOT / "README.md": {"summary": summary_table},
+    ROOT / "docs" / "programs.md": {"defaults": defaults_table, "tiers": tiers_table},
+    ROOT / "docs" / "proofs.md": {"proofs": proofs_table},
+}
 
 
 def rendered(path: Path) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -15,7 +16,7 @@ def test_fronts_hold_what_nothing_beats() -> None:
         here = [e for e in entries() if (e.function, e.direction, e.format) == key and e.default]
         best = front(here)
         assert [e.instructions for e in best] == sorted({e.instructions for e in best})
-        assert all(a.error > b.error for a, b in zip(best, best[1:], strict=False))
+        assert all(a.error > b.error for a, b in itertools.pairwise(best))
         for e in here:
             assert any(b.instructions <= e.instructions and b.error <= e.error for b in best)
 

@@ -124,14 +124,30 @@ def _named_forms() -> Iterator[Row]:
         for form, degree in (("unit-odd", 4), ("unit-odd", 5), ("unit-odd", 6)):
             yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
                       {"form": form, "objective": "logit"})  # fmt: skip
-    for (function, fmt), (form, degree) in ACCURATE.items():
+    for function, fmt, form, degree in ACCURATE:
         yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice",
                   {"form": form, "objective": "ulp-quarter"})  # fmt: skip
 
 
-# The cheapest form and degree, of those looked at, within an ulp of max(|f|, 1/4) and monotone to an ulp in
-# BF16; in FP16 as near as the search comes.
-ACCURATE: dict[tuple[str, str], tuple[str, int]] = {}
+# Programs that compute in a wider format: for BF16 the cheapest form and degree, of those looked at, within an
+# ulp of max(|f|, 1/4) and monotone to an ulp of that; for FP16 as near as the search comes.
+ACCURATE = (
+    ("sigmoid", "bf16", "fp16-fused-odd-limited", 6),
+    ("sigmoid", "bf16", "fp32-fused-odd-limited", 6),
+    ("tanh", "bf16", "fp16-fused-odd-limited", 6),
+    ("tanh", "bf16", "fp32-fused-odd-limited", 6),
+    ("softcap-50", "bf16", "fp32-fused-odd-limited", 7),
+    ("silu", "bf16", "fp32-wsq", 6),
+    ("silu-1.702", "bf16", "fp32-wsq", 6),
+    ("gelu", "bf16", "fp32-wsq", 4),
+    ("gelu-tanh", "bf16", "fp32-wsq", 4),
+    ("sigmoid", "fp16", "fp32-fused-odd-limited", 8),
+    ("tanh", "fp16", "fp32-fused-odd-limited", 8),
+    ("silu", "fp16", "fp32-wsq", 8),
+    ("silu-1.702", "fp16", "fp32-wsq", 8),
+    ("gelu", "fp16", "fp32-wsq", 8),
+    ("gelu-tanh", "fp16", "fp32-wsq", 8),
+)
 
 
 def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str = "normal",
