@@ -101,7 +101,7 @@ def degree_within_budget(form: Form, request: Request) -> int | None:
         return n
     for degree in range(n + 1, 0, -1):
         names = form.free_names(degree)
-        if degree < form.least_degree or not names or len(names) > n + 1 or (len(names) > n and "c0" not in names):
+        if degree < form.least_degree or not names or len(names) > n + 1 or (len(names) > n and not {"c0", "d0"} & set(names)):
             continue
         try:
             counts = form.build("budget", request.function, request.direction, request.fmt, degree,
@@ -185,6 +185,7 @@ def _output_limits(request: Request, size: int) -> tuple[Values, Values]:
 # -- the real solution -----------------------------------------------------------------------------------
 
 
+_EXACT_TAILED = ("w", "wsq", "even-w", "even-wsq", "peak-odd")
 Real = tuple[Values, float, NDArray[np.float64]]
 _SOLVED: dict[Any, Real | None] = {}
 
@@ -192,7 +193,7 @@ _SOLVED: dict[Any, Real | None] = {}
 def _tail_band(shape: Shape, clamp: float) -> tuple[float, float] | None:
     """Where the real model may lie at the clamp so that rounding can make the tail exact."""
     request, target = shape.request, shape.request.target
-    if request.free or shape.form.name.removeprefix("fp16-").removeprefix("fp32-") in ("w", "wsq", "even-w", "even-wsq"):
+    if request.free or shape.form.name.removeprefix("fp16-").removeprefix("fp32-") in _EXACT_TAILED:
         return None
     limit = target._special(np.inf)
     ulp = float(request.fmt.ulp(np.array([1.0]))[0])

@@ -137,12 +137,14 @@ class Form:
     inner: str | None = None
     least_degree: int = 1
     families: tuple[str, ...] = ()
+    slope: bool = False
     linear: bool = True
 
     def serves(self, target: Function) -> bool:
-        """Whether the form fits the target's symmetry (and, where it names families, its family, forward)."""
+        """Whether the form fits the target's symmetry; its ``families`` forward, or (``slope``) derivatives only."""
         of_family = not self.families or (target.family in self.families and target.direction == "forward")
-        return target.shape.symmetry in self.kinds and of_family
+        of_slope = not self.slope or (target.direction == "backward" and target.family != "sigmoid")
+        return target.shape.symmetry in self.kinds and of_family and of_slope
 
     def free_names(self, degree: int) -> list[str]:
         return self.names_of(degree)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from polyfma.formats import FP16, FP32, Format, Values
 from polyfma.forms.base import Draft, Form, Model, centre_of, centred_model, even_model, names, powers, product_model
-from polyfma.functions import Function
+from polyfma.functions import Function, function_scale
 
 Reconstruct = Callable[[Draft, str, str], str]
 
@@ -120,6 +121,45 @@ def _odd_ops(polynomial: Callable[[Draft], tuple[str, str]], reconstruct: Recons
 def _odd_square_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
     t = np.minimum(x, clamp)
     return np.full_like(x, centre_of(target)), np.ones_like(x), powers(t, range(1, 2 * degree, 2))
+
+
+_PEAK_TAIL = 0.0115  # how far from its limit SiLU' or GELU' is where the falling line has reached it
+
+
+def _peak(d: Draft) -> Mapping[str, str]:
+    """centre + sign(x) min(a(ta), max(b(t), centre)): a rises to the peak, the line b falls from it to the limit.
+
+    For the derivatives of SiLU and GELU, which pass their limit 1 and come back to it: the tails are exact
+    whatever the coefficients, as long as a stays above the line beyond the clamp of ta.
+    """
+    t = d("abs", "x", dst="t")
+    ta = d("min.nan", t, d.const("clamp"), dst="ta")
+    c = d.coefficient_names(1, d.degree - 1)
+    rising = d("mul", d.horner(ta, c), ta, dst="a")
+    line = d("fma", t, d.const("d1"), d.const("d0"), dst="b")
+    falling = d("max", line, d.centre(), dst="limited")
+    signed = d("copysign", d("min.nan", rising, falling, dst="m"), "x", dst="s")
+    return {"value": d("add", signed, "centre", dst="y")}
+
+
+def _peak_names(degree: int) -> list[str]:
+    return [*(f"c{k}" for k in range(1, degree)), "d0", "d1"]
+
+
+@lru_cache(maxsize=16)
+def _line_end(target: Function) -> float:
+    """Where the function is as near to its limit as the falling line leaves it."""
+    x = np.linspace(1.0, 12.0, 1101) * function_scale(target)
+    near = np.abs(target.values(x) - target._special(np.inf)) > _PEAK_TAIL
+    return float(x[np.flatnonzero(near)[-1]])
+
+
+def _peak_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
+    rises = (x < clamp)[:, None]
+    falls = ((x >= clamp) & (x < _line_end(target)))[:, None]
+    matrix = np.concatenate([np.where(rises, powers(x, range(1, degree)), 0.0), np.where(falls, powers(x, (0, 1)), 0.0)], axis=1)
+    centre = centre_of(target)
+    return np.where(x < _line_end(target), centre, 2 * centre), np.ones_like(x), matrix
 
 
 def _unit_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
@@ -248,6 +288,8 @@ _ODD = (
     Form("rounded-odd", "centre + round(ts q(t))", ("centred",), _odd_ops(_horner_q, _rounded), centred_model, names(1)),
     Form("rounded-odd-limited", "centre + round(ts q(t)) limited to +-centre", ("centred",),
          _odd_ops(_horner_q, _rounded_limited), centred_model, names(1)),
+    Form("peak-odd", "centre + sign(x) min(a(ta), max(b(t), centre)), a rising to the peak, b a falling line", ("centred",),
+         _peak, _peak_model, _peak_names, least_degree=3, slope=True),
     Form("estrin-odd", "fused-odd with q by Estrin's scheme", _BOTH, _odd_ops(_estrin_q, _fused), centred_model, names(1),
          least_degree=3),
     Form("estrin-odd-limited", "fused-odd-limited with q by Estrin's scheme", _BOTH, _odd_ops(_estrin_q, _fused_limited),
