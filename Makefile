@@ -31,6 +31,7 @@ docs: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/foundation.py
+	$(BIN)/python benchmarks/search.py
 
 clean:
 	rm -rf $(VENV) build dist polyfma-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -90,6 +90,12 @@ def test_gelu_at_its_floor_with_five_fmas() -> None:
     assert c["fma"] <= 5 and 1e3 * c["max_weighted_error"] <= 7.5650
 
 
+@pytest.mark.parametrize("name", [n for n in pf.programs() if ".monotone-" in n])
+def test_monotone_rows_are(name: str) -> None:
+    c = catalog.record(name)["certificate"]
+    assert c["monotone_ulps_quarter"] <= int(name[-1]) and faults_of(c) == []
+
+
 def test_silu_for_gating() -> None:
     """x * sigmoid D4 with exact tails and sigma(0) = 1/2: small bias, small relative error under N(0, 1)."""
     p, c = pf.load("silu.forward.bf16.times-sigmoid-d4"), catalog.record("silu.forward.bf16.times-sigmoid-d4")["certificate"]

@@ -25,7 +25,7 @@ from polyfma.certify import Certificate, certify
 from polyfma.doctor import examine
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.files import replacing_all
-from polyfma.fit import EXP2_METHODS, METHODS, search
+from polyfma.fit import EXP2_METHODS, METHODS, default_method, search
 from polyfma.functions import function_names
 from polyfma.program import Program
 
@@ -83,7 +83,7 @@ def fit_command(
     objective: Annotated[str | None, typer.Option(help="lattice: weighted (default), absolute, relative, ulp, ulp-quarter, logit.")] = None,
     distribution: Annotated[Path | None, typer.Option(help="lattice: minimise the expected error under this histogram (JSON edges, counts).")] = None,
     sigma: Annotated[float | None, typer.Option(help="lattice: minimise the expected error under N(0, SIGMA).")] = None,
-    monotone: Annotated[float | None, typer.Option(help="lattice: monotone within so many ulps.")] = None,
+    monotone: Annotated[float | None, typer.Option(help="lattice: monotone within so many ulps of max(|f|, 1/4).")] = None,
     effort: Annotated[str | None, typer.Option(help="lattice: quick, normal (default) or thorough.")] = None,
     seed: Annotated[int | None, typer.Option(help="lattice: seed of the random search.")] = None,
     method: Annotated[str | None, typer.Option(help=f"{', '.join(METHODS)} (default {METHODS[0]}); exp2: {', '.join(EXP2_METHODS)}.")] = None,
@@ -101,6 +101,8 @@ def fit_command(
              "monotone": monotone, "effort": effort, "seed": seed, "objective": _objective(objective, distribution, sigma),
              "gates": None if gates else False, "free": True if free else None}  # fmt: skip
     options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    if (method or default_method(function)) == "lattice":
+        options["seeds"] = _catalogue_seeds(function, direction, format, degree, free)
     with progress_bar(f"fitting {function}") as progress:
         if function != "exp2":
             options["progress"] = progress
@@ -109,12 +111,14 @@ def fit_command(
     certificate = certify(program)
     files = _write_result(program, certificate, record, directory / program.name)
     if as_json:
-        print_json({"program": program.to_dict(), "certificate": certificate.to_dict(), "fit": record,
+        print_json({"program": program.to_dict(), "certificate": certificate.to_dict(), "fit": record, "note": fit.note,
                     "files": [str(f) for f in files]})  # fmt: skip
         return
     print_summary(program, certificate)
     for line in program.listing():
         out.print(f"    {line}", markup=False)
+    if fit.note:
+        out.print(f"note: {fit.note}", markup=False)
     _say_what_the_catalogue_has(program, certificate)
     out.print("written: " + ", ".join(str(f) for f in files), markup=False)
 
@@ -126,6 +130,12 @@ def _say_what_the_catalogue_has(program: Program, certificate: Certificate) -> N
     stored = catalog.record(program.name)["certificate"]["max_weighted_error"]
     out.print(f"note: the catalogue's {program.name} is another program, weighted error {_milli(stored)}e-3; this one has"
               f" {_milli(certificate.max_weighted_error)}e-3", markup=False)  # fmt: skip
+
+
+def _catalogue_seeds(function: str, direction: str, fmt: str, degree: int | None, free: bool) -> list[Program]:
+    """The catalogue's program of the same name, so that a search ends with nothing worse."""
+    name = f"{function}.{direction}.{fmt}.d{4 if degree is None else degree}" + (".free" if free else "")
+    return [catalog.load(name)] if name in catalog.programs() else []
 
 
 def _objective(name: str | None, histogram: Path | None, sigma: float | None) -> Any:

@@ -124,6 +124,9 @@ def _named_forms() -> Iterator[Row]:
         for form, degree in (("unit-odd", 4), ("unit-odd", 5), ("unit-odd", 6)):
             yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
                       {"form": form, "objective": "logit"})  # fmt: skip
+    for function, ulps in (("sigmoid", 2), ("tanh", 1), ("silu", 2), ("gelu", 1)):
+        yield Row(f"{function}.forward.bf16.d4.monotone-{ulps}", function, "forward", "bf16", 4, "lattice", {"monotone": float(ulps)},
+                  (f"{function}.forward.bf16.d4",))  # fmt: skip
     for function, fmt, form, degree in ACCURATE:
         yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice",
                   {"form": form, "objective": "ulp-quarter"})  # fmt: skip
@@ -260,7 +263,7 @@ def _write_better(row: Row, fit: Fit | None) -> None:
 
     objective = row.options.get("objective", Objective())
     request = Request(row.function, row.direction, get_format(row.format), row.degree, row.options.get("free", False),
-                      Objective(objective) if isinstance(objective, str) else objective)  # fmt: skip
+                      Objective(objective) if isinstance(objective, str) else objective, row.options.get("monotone"))  # fmt: skip
     found = [] if fit is None else [fit.program]
     for relative in _relatives(row):
         own_form = row.options.get("form") in (None, relative.form)

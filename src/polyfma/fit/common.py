@@ -40,7 +40,7 @@ class Fit:
     """A fitted program with how it came about.
 
     ``score`` is the largest absolute error on the score points under the replay mode of the search;
-    ``candidates`` every (Li, Lc) that was looked at.
+    ``candidates`` every (Li, Lc) that was looked at; ``note`` what a person should know of the search.
     """
 
     program: Program
@@ -50,6 +50,7 @@ class Fit:
     score: float
     mode: str
     candidates: tuple[Candidate, ...]
+    note: str = ""
 
     def record(self) -> dict[str, Any]:
         """How the program came about, for the catalogue."""

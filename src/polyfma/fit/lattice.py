@@ -14,6 +14,7 @@ The same seed gives the same program on any number of threads.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -72,8 +73,8 @@ class Request:
 
     def accepts(self, certificate: Certificate) -> list[str]:
         found = faults(certificate, free=self.free)
-        if self.monotone is not None and certificate.monotone_ulps > self.monotone:
-            found.append(f"monotone within {certificate.monotone_ulps:g} ulp, not {self.monotone:g}")
+        if self.monotone is not None and certificate.monotone_ulps_quarter > self.monotone:
+            found.append(f"monotone within {certificate.monotone_ulps_quarter:g} ulp, not {self.monotone:g}")
         return found
 
 
@@ -118,7 +119,7 @@ def shapes(request: Request, forms: Iterable[Form] | None = None) -> list[Shape]
     found = []
     for form in forms or SEARCHED:
         degree = degree_within_budget(form, request) if form.serves(request.target) else None
-        if degree is not None and (form.linear or forms):
+        if degree is not None:
             found.append(Shape(form, degree, request))
     return found
 
@@ -303,6 +304,11 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
         if solved is None:
             continue
         centre, real_error, rows = solved
+        if shape.form.own_coefficients is not None:
+            own = shape.form.own_coefficients(centre)
+            if own is None:
+                continue
+            centre, rows = own, _jacobian(shape, clamp, own)
         inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
         least = inner.min_normal if inner.name == "fp16" else 0.0
         usable = np.where(np.abs(centre) < least, np.copysign(2 * least, centre), centre)
@@ -318,6 +324,23 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
         start = starts.get(clamp, np.full(len(names), np.nan))
         jobs.append(_Job(shape, clamp, compiled.constants, centre, r, start, real_error, centre.copy()))
     return code, jobs
+
+
+def _jacobian(shape: Shape, clamp: float, centre: Values) -> NDArray[np.float64]:
+    """The weighted derivative of the real output by each of a form's own coefficients."""
+    request, x = shape.request, _real_grid(clamp)
+    weight = request.objective.weights(request.target, request.fmt, x, _values(request.target, clamp))
+    names = shape.form.free_names(shape.degree)
+
+    def output(c: Values) -> Values:
+        return np.asarray(real_values(shape.program(dict(zip(names, c.tolist(), strict=True)) | {"clamp": clamp}), x))
+
+    columns = []
+    for j in range(centre.size):
+        step = np.zeros(centre.size)
+        step[j] = max(abs(centre[j]) / 16, 2.0**-8)  # far above the rounding of constants
+        columns.append((output(centre + step) - output(centre - step)) / (2 * step[j]))
+    return np.asarray(weight[:, None] * np.stack(columns, axis=1))
 
 
 def _slopes(shape: Shape, inputs: Inputs, job: _Job) -> Values:
@@ -399,7 +422,7 @@ def fit_lattice(
     """The best program found for a function within the budget of dN: N + 1 FMA-pipe, N + 6 packed instructions.
 
     ``form`` fixes the form, ``clamp`` the clamp; ``free`` drops tails and range; ``objective`` names what is
-    minimised (:class:`Objective`); ``monotone`` bounds the certificate's ``monotone_ulps``; ``seeds`` are
+    minimised (:class:`Objective`); ``monotone`` bounds the certificate's ``monotone_ulps_quarter``; ``seeds`` are
     programs to start from. Raises FitError if nothing meets the requirements.
     """
     f = get_format(fmt)
@@ -440,7 +463,11 @@ def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, s
                     found.append((s, p, shape))
             if progress:
                 progress(len(tried) + i + 1, total)
-    return _certified(request, sorted(found, key=lambda x: (x[0], x[1].counts.instructions)))
+    fit = _certified(request, sorted(found, key=lambda x: (x[0], x[1].counts.instructions)))
+    seeded = [judged(p, certify(p), request) for p in seeds if not request.accepts(certify(p))]
+    if seeded and fit.score >= min(seeded):
+        return replace(fit, note="the search found nothing better than the programs it started from")
+    return fit
 
 
 def replace_effort(shape: Shape, effort: str) -> Shape:
@@ -475,7 +502,9 @@ def _certified(request: Request, found: list[tuple[float, Program, Shape]]) -> F
             continue
         accepted.append((judged(program, certificate, request), program.counts.instructions, program))
     if not accepted:
-        reasons = ", ".join(sorted(set(refusals))) or "no polynomial meets the tail requirement within the budget"
+        # The commonest reasons: a hundred candidates may fail by a hundred different figures.
+        common = [reason for reason, _ in Counter(refusals).most_common(3)]
+        reasons = ", ".join(common) or "no polynomial meets the tail requirement within the budget"
         raise FitError(f"{request.name}: the search found no program that meets the requirements: {reasons}")
     score, _, program = min(accepted, key=lambda a: (a[0], a[1]))
     candidates = tuple(Candidate(p.clamp or 0.0, p.clamp or 0.0, s) for s, p, _ in found)

@@ -121,7 +121,8 @@ class Form:
     ``published`` whether it is in the published operation order. ``free_names(degree)`` are the
     coefficients that a fit chooses, in the order of the model's columns. A form with ``parts`` has no model
     of its own; its coefficients are those of its parts. ``inner`` is a wider format of the arithmetic.
-    A form that is not ``linear`` in its coefficients has the model of its product multiplied out.
+    A form that is not linear in its coefficients has the model of its product multiplied out, and
+    ``own_coefficients`` to factor that model's solution (None where it does not factor).
     """
 
     name: str
@@ -138,7 +139,7 @@ class Form:
     least_degree: int = 1
     families: tuple[str, ...] = ()
     slope: bool = False
-    linear: bool = True
+    own_coefficients: Callable[[Values], Values | None] | None = None
 
     def serves(self, target: Function) -> bool:
         """Whether the form fits the target's symmetry; its ``families`` forward, or (``slope``) derivatives only."""

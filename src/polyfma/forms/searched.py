@@ -80,6 +80,18 @@ def _factored_q(d: Draft) -> tuple[str, str]:
     return d("mul", low, d.horner(t, [d.const("one", 1.0), *c[2:]], dst="high"), dst="q"), ts
 
 
+def _factored(c: Values) -> Values | None:
+    """(c1 + c2 t) (1 + c3 t + ...) from the coefficients of the product: a real root of it makes the first factor."""
+    roots = np.roots(c[::-1])
+    real = roots[np.abs(roots.imag) < 1e-9].real
+    real = real[real != 0]
+    if real.size == 0 or c[0] == 0:
+        return None
+    root = float(real[np.argmax(np.abs(real))])  # the farthest root leaves the first factor the flattest
+    rest = np.polydiv(c[::-1], np.array([-1 / root, 1.0]))[0][::-1]
+    return np.concatenate([[rest[0], -rest[0] / root], rest[1:] / rest[0]])
+
+
 def _fused(d: Draft, q: str, ts: str, last: str = "fma") -> str:
     """centre + q ts with one rounding; a product alone where the centre is 0."""
     if centre_of(d.target) == 0:
@@ -295,7 +307,7 @@ _ODD = (
     Form("estrin-odd-limited", "fused-odd-limited with q by Estrin's scheme", _BOTH, _odd_ops(_estrin_q, _fused_limited),
          centred_model, names(1), least_degree=3),
     Form("factored-odd", "centre + ts (c1 + c2 t) (1 + c3 t + ...)", _BOTH, _odd_ops(_factored_q, _fused), centred_model,
-         names(1), least_degree=3, linear=False),
+         names(1), least_degree=3, own_coefficients=_factored),
     Form("odd-square", "centre + ts q(ts^2), one rounding", _BOTH, _odd_ops(_square_q, _fused), _odd_square_model, names(1)),
     Form("odd-square-relu", "max(centre + ts q(ts^2), 0)", ("centred",), _odd_ops(_square_q, _fused_relu),
          _odd_square_model, names(1)),
