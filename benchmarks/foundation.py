@@ -8,34 +8,16 @@ fresh cache, fits and certificates with tables present.
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+
+from timing import report, timed
 
 import polyfma as pf
 from polyfma.catalog.build import FORMATS, FUNCTIONS
-from polyfma.files import write_text
 from polyfma.functions import DIRECTIONS, get_function
-
-RESULT = Path(__file__).parent / "results" / "cpu" / "foundation.json"
-
-
-def timed(work: Callable[[], Any], runs: int) -> dict[str, float]:
-    seconds = []
-    for _ in range(runs):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return {"median_s": statistics.median(seconds), "min_s": min(seconds), "max_s": max(seconds), "runs": runs}
 
 
 def build_all_tables() -> None:
@@ -65,11 +47,7 @@ def main() -> None:
         "all function tables, empty cache": (build_all_tables, 1),
     }
     results = {name: timed(work, runs) for name, (work, runs) in figures.items()}
-    about = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
-             "numpy": version("numpy"), "python-flint": version("python-flint"), "polyfma": pf.__version__}  # fmt: skip
-    write_text(RESULT, json.dumps(about | {"figures": results}, indent=1) + "\n")
-    for name, r in results.items():
-        print(f"{name:55} {r['median_s']:8.3f} s   ({r['min_s']:.3f} .. {r['max_s']:.3f}, {r['runs']} runs)")
+    report("foundation", ("numpy", "python-flint"), results)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ def test_stored_proofs_are_of_the_known_optima(name: str, error: float) -> None:
 def test_a_proof_runs_again() -> None:
     again = prove(pf.load("tanh.forward.bf16.fused-odd-d3"))
     stored = catalog.record("tanh.forward.bf16.fused-odd-d3")["fit"]["proof"]
-    assert again.holds and again.visited == stored["visited"] and again.clamps == stored["clamps"]
-    assert again.assumptions
+    # How many tuples a proposal of the solver leaves to visit may differ between machines, the claim may not.
+    assert again.holds and again.error == stored["error"] and again.clamps == stored["clamps"] and again.visited > 1000
+    assert list(again.assumptions) == stored["assumptions"]
 
 
 def test_a_planted_better_program_is_found() -> None:

@@ -189,6 +189,7 @@ def _output_limits(request: Request, size: int) -> tuple[Values, Values]:
 _EXACT_TAILED = ("w", "wsq", "even-w", "even-wsq", "peak-odd")
 Real = tuple[Values, float, NDArray[np.float64]]
 _SOLVED: dict[Any, Real | None] = {}
+_REMEMBERED = 5000  # some 40 MB; a build of the catalogue would otherwise keep them all
 
 
 def _tail_band(shape: Shape, clamp: float) -> tuple[float, float] | None:
@@ -442,6 +443,8 @@ def fit_lattice(
 def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, seeds: Sequence[Program],
                     progress: Progress | None) -> Fit:  # fmt: skip
     """Every shape gets a quick search; those within reach of the best one the full effort."""
+    if len(_SOLVED) > _REMEMBERED:
+        _SOLVED.clear()
     quick = [replace_effort(s, "quick") for s in tried]
     fixed = None if clamp is None else [clamp]
     found: list[tuple[float, Program, Shape]] = []
