@@ -83,12 +83,17 @@ def rows() -> list[tuple[str, Format, str, int]]:
     return found
 
 
-def compile_library(folder: Path) -> ctypes.CDLL:
-    source = "#include <cuda_runtime.h>\n"
+def source() -> str:
+    """CUDA C++ with a kernel and a host function for every row."""
+    text = "#include <cuda_runtime.h>\n"
     for index, (_, _, ptx, arity) in enumerate(rows()):
         inputs = ", ".join(f'"r"({v}[i])' for v in "abc"[:arity])
-        source += KERNEL.format(index=index, ptx=ptx, inputs=inputs) + HOST.format(index=index)
-    (folder / "ops.cu").write_text(source)
+        text += KERNEL.format(index=index, ptx=ptx, inputs=inputs) + HOST.format(index=index)
+    return text
+
+
+def compile_library(folder: Path) -> ctypes.CDLL:
+    (folder / "ops.cu").write_text(source())
     library = folder / "ops.so"
     subprocess.run(["nvcc", "-arch=sm_90", "-shared", "-Xcompiler", "-fPIC", "-o", str(library), str(folder / "ops.cu")], check=True)
     return ctypes.CDLL(str(library))

@@ -17,7 +17,7 @@ from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
 from polyfma.catalog.build import FUNCTIONS as BUILT_FUNCTIONS
 from polyfma.certify import certify
 from polyfma.files import write_text
-from polyfma.pareto import TIERS, best, candidates_for
+from polyfma.pareto import TIERS, best, candidates_for, entries
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -126,6 +126,8 @@ def main(check: bool) -> None:
         write_text(path, rendered(path))
     program = catalog.load(PICTURED)
     plots.save(plots.error_picture(program, certify(program)), IMAGES / "error.png")
+    shown = [e for e in entries() if e.function in FUNCTIONS and e.direction == "forward"]
+    plots.save(plots.pareto_picture(shown), IMAGES / "pareto.png")
 
 
 if __name__ == "__main__":
