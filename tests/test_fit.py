@@ -158,8 +158,8 @@ def test_fits_are_deterministic_and_certified_names() -> None:
         ({"function": "silu", "method": "lattice", "clamp": -1.0}, "must be a positive"),
         ({"function": "silu", "method": "lattice", "effort": "heroic"}, "unknown effort"),
         ({"function": "silu", "method": "lattice", "objective": "beauty"}, "unknown objective"),
-        ({"function": "silu", "method": "lattice", "form": "w", "degree": 1}, "no form fits the budget"),
-        ({"function": "silu", "method": "lattice", "form": "odd"}, "no form fits the budget"),
+        ({"function": "silu", "method": "lattice", "form": "odd"}, "does not serve"),
+        ({"function": "sigmoid", "method": "lattice", "form": "coupled"}, "does not serve"),
         ({"function": None}, "named by a short text"),
     ],
 )

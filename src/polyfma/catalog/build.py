@@ -266,10 +266,9 @@ def _write_better(row: Row, fit: Fit | None) -> None:
                       Objective(objective) if isinstance(objective, str) else objective, row.options.get("monotone"))  # fmt: skip
     found = [] if fit is None else [fit.program]
     for relative in _relatives(row):
-        own_form = row.options.get("form") in (None, relative.form)
         counts, masked = relative.counts, any(op.op == "select" for op in relative.ops)
         within = counts.fma <= row.degree + 1 and counts.instructions <= row.degree + 6 and not masked
-        if relative.name == row.name or (own_form and within):
+        if relative.name == row.name or (row.options.get("form") is None and within):
             found.append(relative)
     judged_programs: list[tuple[float, int, int, Program]] = []
     for program in found:

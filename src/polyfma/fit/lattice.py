@@ -15,7 +15,7 @@ The same seed gives the same program on any number of threads.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -62,6 +62,7 @@ class Request:
     monotone: float | None = None
     seed: int = 0
     effort: str = "normal"
+    form: str | None = None
 
     @property
     def target(self) -> Function:
@@ -69,7 +70,8 @@ class Request:
 
     @property
     def name(self) -> str:
-        return f"{self.function}.{self.direction}.{self.fmt}.d{self.degree}" + (".free" if self.free else "")
+        shape = "" if self.form is None else f"{self.form}-"
+        return f"{self.function}.{self.direction}.{self.fmt}.{shape}d{self.degree}" + (".free" if self.free else "")
 
     def accepts(self, certificate: Certificate) -> list[str]:
         found = faults(certificate, free=self.free)
@@ -78,28 +80,22 @@ class Request:
         return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class Shape:
-    """A form at its own degree, with the inputs and weights on which it is scored."""
+    """A form at its own degree, searched for a request."""
 
     form: Form
     degree: int
     request: Request
 
-    def program(self, values: dict[str, float], name: str | None = None) -> Program:
+    def program(self, values: dict[str, float]) -> Program:
         r = self.request
-        budget = r.degree if name is None else None
-        return self.form.build(name or r.name, r.function, r.direction, r.fmt, self.degree, values, budget=budget)
+        return self.form.build(r.name, r.function, r.direction, r.fmt, self.degree, values, budget=r.degree)
 
 
 def degree_within_budget(form: Form, request: Request) -> int | None:
-    """The largest degree of a form with at most N + 1 FMA-pipe and N + 6 packed instructions; None if none fits.
-
-    A form in a wider format is given the budget's own degree: its cost is reported, not limited.
-    """
+    """The largest degree of a form with at most N + 1 FMA-pipe and N + 6 packed instructions; None if none fits."""
     n = request.degree
-    if form.inner:
-        return n
     for degree in range(n + 1, 0, -1):
         names = form.free_names(degree)
         if degree < form.least_degree or not names or len(names) > n + 1 or (len(names) > n and not {"c0", "d0"} & set(names)):
@@ -114,10 +110,14 @@ def degree_within_budget(form: Form, request: Request) -> int | None:
     return None
 
 
-def shapes(request: Request, forms: Iterable[Form] | None = None) -> list[Shape]:
-    """The searched forms that serve the target within the budget."""
+def shapes(request: Request) -> list[Shape]:
+    """The searched forms that serve the target within the budget; the named form at its own degree, if one is."""
+    if request.form is not None:
+        form = get_form(request.form)
+        fits = form.serves(request.target) and request.degree >= form.least_degree and bool(form.free_names(request.degree))
+        return [Shape(form, request.degree, request)] if fits and not form.parts else []
     found = []
-    for form in forms or SEARCHED:
+    for form in SEARCHED:
         degree = degree_within_budget(form, request) if form.serves(request.target) else None
         if degree is not None:
             found.append(Shape(form, degree, request))
@@ -356,8 +356,8 @@ def _slopes(shape: Shape, inputs: Inputs, job: _Job) -> Values:
     return np.where(difference < 0, -1.0, 1.0)
 
 
-def search_shape(shape: Shape, *, bound: float = np.inf, starts: dict[float, Values] | None = None,
-                 clamps: Sequence[float] | None = None, progress: Progress | None = None) -> list[tuple[float, Program]]:  # fmt: skip
+def search_shape(shape: Shape, *, starts: dict[float, Values] | None = None, clamps: Sequence[float] | None = None,
+                 progress: Progress | None = None) -> list[tuple[float, Program]]:  # fmt: skip
     """Candidates of one shape with their scores, best first; at most one for each clamp."""
     from polyfma.fit import vm
 
@@ -372,7 +372,7 @@ def search_shape(shape: Shape, *, bound: float = np.inf, starts: dict[float, Val
     blocks = [vm.layout(v) for v in (inputs.x, inputs.f, inputs.low, inputs.high, inputs.weight, slopes)]
     rounds = EFFORTS[shape.request.effort]
     for i, (samples, share) in enumerate(rounds):
-        _round(code, jobs, blocks, samples, seed=shape.request.seed * 1000 + i, bound=bound)
+        _round(code, jobs, blocks, samples, seed=shape.request.seed * 1000 + i)
         jobs = sorted(jobs, key=lambda j: (j.score, j.clamp))
         jobs = jobs[: max(4, int(np.ceil(share * len(jobs))))]
         if i == 0 and not fixed:
@@ -398,13 +398,13 @@ def _neighbours(shape: Shape, jobs: list[_Job]) -> list[float]:
     return sorted(near - have)
 
 
-def _round(code: Any, jobs: list[_Job], blocks: list[Values], samples: int, seed: int, bound: float) -> None:
+def _round(code: Any, jobs: list[_Job], blocks: list[Values], samples: int, seed: int) -> None:
     from polyfma.fit import vm
 
     starts = np.stack([j.best if np.isfinite(j.score) else j.start for j in jobs])
     best = np.stack([j.best for j in jobs])
-    # A candidate must beat what its clamp has; in the first round anything below the given bound will do.
-    bounds = np.array([min(j.score * (1 + 1e-12), bound) for j in jobs])
+    # A candidate must beat what its clamp has; in the first round anything will do.
+    bounds = np.array([j.score * (1 + 1e-12) for j in jobs])
     spreads = np.array([0.35 * max(j.real_error, 1e-6) + 2e-4 for j in jobs])
     seeds = np.array([seed * 7919 + i for i in range(len(jobs))])
     scores = vm.search_many(code.ops, np.stack([j.constants for j in jobs]), code.coefficient_slots, code.output,
@@ -422,7 +422,7 @@ def fit_lattice(
 ) -> Fit:  # fmt: skip
     """The best program found for a function within the budget of dN: N + 1 FMA-pipe, N + 6 packed instructions.
 
-    ``form`` fixes the form, ``clamp`` the clamp; ``free`` drops tails and range; ``objective`` names what is
+    ``form`` names one form, ``degree`` is then its own and its cost is what it is; ``clamp`` fixes the clamp; ``free`` drops tails and range; ``objective`` names what is
     minimised (:class:`Objective`); ``monotone`` bounds the certificate's ``monotone_ulps_quarter``; ``seeds`` are
     programs to start from. Raises FitError if nothing meets the requirements.
     """
@@ -431,11 +431,14 @@ def fit_lattice(
         raise FitError(f"unknown effort {effort!r}; known: {', '.join(EFFORTS)}")
     check_degree(degree)
     objective = Objective(objective) if isinstance(objective, str) else objective
-    request = Request(function, direction, f, degree, free, objective, monotone, seed, effort)
-    tried = shapes(request, [get_form(form)] if form else None)
+    request = Request(function, direction, f, degree, free, objective, monotone, seed, effort, form)
+    tried = shapes(request)
+    if not tried and form:
+        least = get_form(form).least_degree
+        raise FitError(f"form {form} does not serve {function} {direction} at degree {degree}: it serves"
+                       f" {'/'.join(get_form(form).kinds)} functions from degree {least}")  # fmt: skip
     if not tried:
-        raise FitError(f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions"
-                       + (f" (asked for {form})" if form else ""))  # fmt: skip
+        raise FitError(f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions")
     check_length("clamp Lc", clamp, function_scale(request.target))
     return _best_of_shapes(request, tried, clamp, seeds, progress)
 
@@ -445,7 +448,7 @@ def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, s
     """Every shape gets a quick search; those within reach of the best one the full effort."""
     if len(_SOLVED) > _REMEMBERED:
         _SOLVED.clear()
-    quick = [replace_effort(s, "quick") for s in tried]
+    quick = [replace(s, request=replace(request, effort="quick")) for s in tried]
     fixed = None if clamp is None else [clamp]
     found: list[tuple[float, Program, Shape]] = []
     total = len(tried) + 3
@@ -471,10 +474,6 @@ def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, s
     if seeded and fit.score >= min(seeded):
         return replace(fit, note="the search found nothing better than the programs it started from")
     return fit
-
-
-def replace_effort(shape: Shape, effort: str) -> Shape:
-    return Shape(shape.form, shape.degree, replace(shape.request, effort=effort))
 
 
 def _starts(shape: Shape, seeds: Sequence[Program]) -> dict[float, Values]:
