@@ -38,7 +38,7 @@ from polyfma.replay import real_values, replay
 METHOD = "lattice"
 GRID_POINTS = 120
 BEYOND_POINTS = 16
-MOST_CLAMPS = 110
+MOST_CLAMPS = 64
 NEIGHBOURS = 5  # steps of the format's grid around the best clamps that the later rounds add
 # Samples for each clamp in the rounds of successive halving, and the share of clamps that stay after each.
 EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
