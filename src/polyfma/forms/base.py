@@ -139,13 +139,16 @@ class Form:
     least_degree: int = 1
     families: tuple[str, ...] = ()
     slope: bool = False
+    bounded: bool = False
     own_coefficients: Callable[[Values], Values | None] | None = None
 
     def serves(self, target: Function) -> bool:
-        """Whether the form fits the target's symmetry; its ``families`` forward, or (``slope``) derivatives only."""
+        """Whether the form fits the target's symmetry; its ``families`` forward, derivatives only (``slope``), or
+        only functions that keep within their limits (``bounded``), because the form cuts off what passes them."""
         of_family = not self.families or (target.family in self.families and target.direction == "forward")
         of_slope = not self.slope or (target.direction == "backward" and target.family != "sigmoid")
-        return target.shape.symmetry in self.kinds and of_family and of_slope
+        in_range = not self.bounded or np.all(np.isfinite(target.shape.range))
+        return bool(target.shape.symmetry in self.kinds and of_family and of_slope and in_range)
 
     def free_names(self, degree: int) -> list[str]:
         return self.names_of(degree)
