@@ -90,7 +90,7 @@ def tiers_table() -> str:
             found = [best(function, format=fmt, tier=t) for t in TIERS]
             c = certificate(found[2].name)
             monotone = "" if c["monotone_ulps_quarter"] <= 1 else f", monotone within {c['monotone_ulps_quarter']:.3g}"
-            names = " | ".join(f"`{p.name.split('.', 3)[3]}` ({p.counts.instructions})" for p in found)
+            names = " | ".join(f"`{p.name.removeprefix(f'{function}.forward.{fmt}.')}` ({p.counts.instructions})" for p in found)
             lines.append(f"| {function} | {fmt} | {names} | {c['max_ulp_quarter']:.3g}{monotone} |")
     return "\n".join(lines) + "\n"
 

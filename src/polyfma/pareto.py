@@ -57,6 +57,7 @@ class Entry:
     max_ulp_quarter: float
     monotone_ulps_quarter: float
     default: bool
+    wider: bool
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -78,7 +79,7 @@ def entries() -> tuple[Entry, ...]:
         cost = pipe_cost(catalog.load(name).counts)
         found.append(Entry(name, c["function"], c["direction"], c["format"], c["instructions"], c["fma"], cost.bound, cost.sum,
                            float(c["max_weighted_error"]), float(c["max_abs_error"]), float(c["max_ulp"]),
-                           float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c)))  # fmt: skip
+                           float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c), catalog.load(name).counts.cvt > 0))  # fmt: skip
     return tuple(found)
 
 
@@ -106,8 +107,8 @@ def best(function: str, *, direction: str = "forward", format: str = "bf16", max
     With ``max_error`` (weighted, max(1, |f|/2)) or ``max_ulp`` the cheapest program within it; with
     ``max_instructions`` the most accurate one within that; both together, the most accurate. ``tier``:
     ``accurate`` is the cheapest within an ulp of max(|f|, 1/4) and monotone to an ulp (where none is, the
-    nearest), ``balanced`` the cheapest within 1.5 times the least error of the dN programs, ``fast`` the one
-    of fewest instructions. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
+    nearest), ``balanced`` the cheapest within 1.5 times the least error of those that compute in their own
+    format, ``fast`` the one of fewest instructions. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
     tails and range. Raises PolyfmaError that says what there is when nothing fits.
     """
     found = candidates_for(function, direction, format, tails)
@@ -139,6 +140,7 @@ def _of_tier(found: list[Entry], tier: str) -> Entry:
         if accurate:
             return min(accurate, key=lambda e: (e.instructions, e.max_ulp_quarter, e.name))
         return min(found, key=lambda e: (e.max_ulp_quarter, e.instructions, e.name))
+    found = [e for e in found if not e.wider] or found
     if tier == "fast":
         return min(found, key=lambda e: (e.instructions, e.error, e.name))
     least = min(e.error for e in found)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ from polyfma.program import Program
 
 UNIT = 2.0**-8  # unit roundoff of BF16
 MARGIN = 1e-9
-LARGEST = 2.0**20  # no coefficient beyond this is considered
+LARGEST = 2.0**12  # no coefficient beyond this is considered
 SURVIVORS = 4000
 FLOAT_MARGIN = 1e-11
 Progress = Callable[[int, int], None]
@@ -80,7 +80,7 @@ _ASSUMPTIONS = (
     "all inputs and coefficients in BF16; every operation rounds once to nearest even, as in certificates",
     "the objective is the largest absolute error over all finite inputs",
     "float64 values of the function are within an ulp of the real ones, hence the margin of 1e-9",
-    "clamps up to 64 and coefficients up to 2^20 in magnitude",
+    "clamps up to 64 and coefficients up to 2^12 in magnitude",
 )
 _SUPPORTED = ("fused-odd", "fused-odd-relu", "fused-odd-limited", "rounded-odd", "rounded-odd-limited", "fused-even")
 
@@ -209,10 +209,25 @@ def _preimage(least: NDArray[np.int64], most: NDArray[np.int64]) -> tuple[Values
 # -- step 2 --------------------------------------------------------------------------------------------
 
 
+class _UndecidedError(Exception):
+    """Whether an orthant is empty is too close to call."""
+
+
+def _constraints(case: _Case, low: Values, high: Values, signs: tuple[int, ...]) -> _Linear:
+    """The constraints; widened until their emptiness or their bounds are certain, which only admits more."""
+    for slack in (1e-12, 1e-7, 1e-5, 1e-4):
+        try:
+            return _Linear(case, low, high, signs, slack)
+        except _UndecidedError:
+            continue
+    raise FitError("whether an orthant of coefficients is empty could not be decided safely")
+
+
 class _Linear:
     """The linear constraints of one clamp and orthant, and safe bounds from their duals."""
 
-    def __init__(self, case: _Case, low: Values, high: Values, signs: tuple[int, ...]) -> None:
+    def __init__(self, case: _Case, low: Values, high: Values, signs: tuple[int, ...], slack: float = 1e-12) -> None:
+        """``slack`` widens every interval: 1e-12 covers subnormal rounding and the float64 of powers."""
         self.signs = np.array(signs, dtype=float)
         inside = low.size
         chosen = np.unique(np.concatenate([np.linspace(0, inside - 1, 40).astype(int), np.arange(max(0, inside - 8), inside)]))
@@ -222,7 +237,6 @@ class _Linear:
         roundings = np.minimum(np.array(case.powers), case.levels - 1)
         growth = (1 + UNIT) ** roundings - 1
         self.a = np.vstack([powers * (1 - growth * self.signs), -powers * (1 + growth * self.signs), -np.diag(self.signs)])
-        slack = 1e-12  # covers subnormal rounding and the float64 of powers
         self.b = np.concatenate([high[chosen] + slack, -low[chosen] + slack, np.zeros(len(signs))])
         self.solved = 0
         self.size = 0.0
@@ -250,7 +264,7 @@ class _Linear:
     def _refute(self) -> None:
         """Make sure that nothing is feasible: a Farkas vector y >= 0 with y A = 0 (nearly) and y b < 0.
 
-        Its residual is charged with the largest coefficients. Raises FitError if that leaves a doubt.
+        Its residual is charged with the largest coefficients. Raises _UndecidedError if that leaves a doubt.
         """
         rows = self.b.size
         elastic = np.hstack([self.a, -np.ones((rows, 1))])
@@ -261,7 +275,7 @@ class _Linear:
         y[y < 1e-9 * np.max(y, initial=0.0)] = 0.0
         charge = np.sum(np.abs(self.a.T @ y)) * LARGEST + FLOAT_MARGIN * np.sum(np.abs(y * self.b))
         if not y @ self.b + charge < 0:
-            raise FitError("whether an orthant of coefficients is empty could not be decided safely")
+            raise _UndecidedError
 
     def bound(self, index: int, side: int, fixed: dict[int, float]) -> Values | None:
         """Coefficients (k0, k1, ...) of a valid linear bound side * c_index <= k0 + sum k_m c_m over the fixed ones.
@@ -330,7 +344,7 @@ def prove(program: Program, *, progress: Progress | None = None) -> Proof:
 def _none_beyond(case: _Case, clamp: int, totals: dict[str, int]) -> bool:
     """Whether the inputs up to a clamp alone leave no orthant: then no larger clamp has a program either."""
     low, high = case.low[: clamp + 1], case.high[: clamp + 1]
-    linears = [_Linear(case, low, high, signs) for signs in itertools.product((1, -1), repeat=len(case.powers))]
+    linears = [_constraints(case, low, high, signs) for signs in itertools.product((1, -1), repeat=len(case.powers))]
     totals["linear_programmes"] += sum(v.solved for v in linears)
     return not any(v.feasible for v in linears)
 
@@ -352,7 +366,7 @@ def _prove_clamp(case: _Case, clamp: int, ends: tuple[float, float], totals: dic
     if low[-1] > high[-1]:
         return None
     for signs in itertools.product((1, -1), repeat=len(case.powers)):
-        linear = _Linear(case, low, high, signs)
+        linear = _constraints(case, low, high, signs)
         totals["linear_programmes"] += linear.solved
         if not linear.feasible:
             continue
@@ -431,11 +445,9 @@ def _replay_survivors(case: _Case, clamp: int, low: Values, high: Values, surviv
         raise FitError(f"{case.program.name}: more than {survivors.shape[1]} tuples survive at one clamp; the error is too"
                        " far from the optimum for a proof")  # fmt: skip
     for row in (survivors[ia, i] for ia in range(kept.size) for i in range(kept[ia])):
-        boxes = [row[0:2], row[2:4], row[4:6]][3 - case.levels :]
-        for highs in itertools.product(*(_between(*box) for box in boxes)):
-            for last in _between(row[6], row[7]):
-                if not _chain_passes(case, highs, last, clamp, low, high):
-                    continue
+        boxes = [(float(row[k]), float(row[k + 1])) for k in (0, 2, 4)][3 - case.levels :]
+        for highs, least, most in _resolve(case, boxes, clamp, low, high):
+            for last in _between(least, most):
                 totals["replayed"] += 1
                 found = _error_of(case, highs, last, float(case.t[clamp]))
                 if found is not None:
@@ -443,26 +455,47 @@ def _replay_survivors(case: _Case, clamp: int, low: Values, high: Values, surviv
     return None
 
 
-def _between(low: float, high: float) -> list[float]:
-    """BF16 numbers in [low, high]; the class of tiny coefficients is one of few binades, zero standing for the rest."""
-    if low == high:
-        return [low]
-    first, last = int(BF16.ordinal(BF16.encode(np.array(low)))), int(BF16.ordinal(BF16.encode(np.array(high))))
-    values = BF16.decode(_from_ordinal(np.arange(first - 1, last + 2)))
-    inside = [float(v) for v in values if low <= v <= high]
-    if len(inside) > 4096:
-        raise FitError("a class of tiny coefficients survives whole; it is not resolved")
-    return inside
-
-
-def _chain_passes(case: _Case, highs: Sequence[float], last: float, clamp: int, low: Values, high: Values) -> bool:
-    """Whether the exact chain stays in every interval up to the clamp."""
+def _chain(case: _Case, values: Sequence[float], clamp: int) -> Values:
+    """r at every input up to the clamp, by the exact operations."""
     t = case.t_bits[: clamp + 1]
-    r = np.full(t.shape, BF16.encode(np.array(highs[0])), dtype=np.uint16)
-    for c in highs[1:]:
+    r = np.full(t.shape, BF16.encode(np.array(values[0])), dtype=np.uint16)
+    for c in values[1:]:
         r = BF16.fma(r, t, np.broadcast_to(BF16.encode(np.array(c)), t.shape))
-    v = BF16.decode(r) * BF16.decode(t) + last
-    return bool(np.all((v >= low - 1e-14) & (v <= high + 1e-14)))
+    return BF16.decode(r)
+
+
+def _resolve(case: _Case, boxes: list[tuple[float, float]], clamp: int, low: Values, high: Values) -> Iterator[tuple[list[float], float, float]]:
+    """Tuples of high coefficients that stand for all of a box, each with the interval of the last one.
+
+    The chain is monotone in every coefficient: where both ends of the box give the same r at every input, so
+    does everything between, and one member stands for all. Otherwise the widest side is halved; a box that
+    leaves no last coefficient is dropped.
+    """
+    t = case.t[: clamp + 1]
+    r_low, r_high = _chain(case, [b[0] for b in boxes], clamp), _chain(case, [b[1] for b in boxes], clamp)
+    least = float(np.max(low - np.maximum(r_low * t, r_high * t))) - 1e-14
+    most = float(np.min(high - np.minimum(r_low * t, r_high * t))) + 1e-14
+    if least > most:
+        return
+    if np.array_equal(r_low, r_high):
+        yield [b[0] for b in boxes], least, most
+        return
+    ends = [[int(BF16.ordinal(BF16.encode(np.array(v)))) for v in box] for box in boxes]
+    widest = max(range(len(boxes)), key=lambda i: ends[i][1] - ends[i][0])
+    first, last = ends[widest]
+    middle = (first + last) // 2
+    cut, after = (float(BF16.decode(_from_ordinal(np.array(v)))) for v in (middle, middle + 1))
+    for side in ((boxes[widest][0], cut), (after, boxes[widest][1])):
+        yield from _resolve(case, [side if i == widest else b for i, b in enumerate(boxes)], clamp, low, high)
+
+
+def _between(low: float, high: float) -> list[float]:
+    """BF16 numbers in [low, high]. Raises FitError if they are too many for a proof by replay."""
+    first, last = (int(BF16.ordinal(BF16.encode(np.array(v)))) for v in (low, high))
+    if last - first > 4096:
+        raise FitError("the last coefficient is left too free; the error is too far from the optimum for a proof")
+    values = BF16.decode(_from_ordinal(np.arange(first - 1, last + 2)))
+    return [float(v) for v in values if low <= v <= high]
 
 
 def _error_of(case: _Case, highs: Sequence[float], last: float, clamp: float) -> dict[str, float] | None:
