@@ -39,7 +39,7 @@ METHOD = "lattice"
 GRID_POINTS = 120
 BEYOND_POINTS = 16
 MOST_CLAMPS = 64
-NEIGHBOURS = 5  # steps of the format's grid around the best clamps that the later rounds add
+NEIGHBOURS = (1, 2, 3, 5, 8, 12)  # steps of the format's grid around the best clamps that the later rounds add
 # Samples for each clamp in the rounds of successive halving, and the share of clamps that stay after each.
 EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
     "quick": ((60, 0.25), (400, 0.25), (3000, 1.0)),
@@ -305,11 +305,14 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
         if solved is None:
             continue
         centre, real_error, rows = solved
-        if shape.form.own_coefficients is not None:
-            own = shape.form.own_coefficients(centre)
-            if own is None:
-                continue
-            centre, rows = own, _jacobian(shape, clamp, own)
+        try:
+            if shape.form.own_coefficients is not None:
+                own = shape.form.own_coefficients(centre)
+                if own is None:
+                    continue
+                centre, rows = own, _jacobian(shape, clamp, own)
+        except CoefficientError:  # a factor that the format cannot hold
+            continue
         inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
         least = inner.min_normal if inner.name == "fp16" else 0.0
         usable = np.where(np.abs(centre) < least, np.copysign(2 * least, centre), centre)
@@ -375,7 +378,7 @@ def search_shape(shape: Shape, *, starts: dict[float, Values] | None = None, cla
         _round(code, jobs, blocks, samples, seed=shape.request.seed * 1000 + i)
         jobs = sorted(jobs, key=lambda j: (j.score, j.clamp))
         jobs = jobs[: max(4, int(np.ceil(share * len(jobs))))]
-        if i == 0 and not fixed:
+        if i < len(rounds) - 1 and not fixed:
             jobs += _prepare(shape, _neighbours(shape, jobs), {})[1]
         if progress:
             progress(i + 1, len(rounds))
@@ -393,7 +396,7 @@ def _neighbours(shape: Shape, jobs: list[_Job]) -> list[float]:
     """Clamps a few steps from the best ones that are not among the jobs."""
     fmt = shape.request.fmt
     have = {j.clamp for j in jobs}
-    steps = np.arange(-NEIGHBOURS, NEIGHBOURS + 1)
+    steps = np.array([s for n in NEIGHBOURS for s in (-n, n)])
     near = {float(v) for j in jobs[:3] for v in fmt.decode((int(fmt.encode(j.clamp)) + steps).astype(fmt.dtype))}
     return sorted(near - have)
 
