@@ -159,6 +159,9 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str
 
     ``effort`` is that of the search in the format. ``progress(done, total, name)`` is called after each row.
     """
+    for folder in (PROGRAMS, CERTIFICATES):  # what a killed worker left half written
+        for leftover in folder.glob(".*.json"):
+            leftover.unlink()
     known = refused()
     todo = {r.name: r for r in rows if force or r.name not in known}
     # Tables first and in this process, or every worker would make the same ones.
@@ -167,9 +170,10 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str
     pool = ProcessPoolExecutor(max_workers=workers, initializer=_one_thread)
     try:
         _schedule(pool, todo, known, force, effort, progress)
-    except BaseException:  # an interrupt: rows in work are finished by their processes or lost whole
+    except BaseException:  # an interrupt: rows in work are lost whole, what is written stays
+        processes = list((getattr(pool, "_processes", None) or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(getattr(pool, "_processes", {}).values()):
+        for process in processes:
             process.terminate()
         raise
     pool.shutdown()
