@@ -10,7 +10,7 @@ from __future__ import annotations
 from timing import report, timed
 
 import polyfma as pf
-from polyfma.fit import lattice
+from polyfma.fit import real
 from polyfma.fit.proof import prove
 
 FITS = (("sigmoid", "bf16", 3), ("tanh", "bf16", 4), ("silu", "bf16", 4), ("gelu", "bf16", 5), ("silu", "fp16", 4))
@@ -19,7 +19,7 @@ PROOFS = ("sigmoid.forward.bf16.fused-odd-relu-d3", "tanh.forward.bf16.fused-odd
 
 
 def fit_anew(function: str, fmt: str, degree: int) -> None:
-    lattice._SOLVED.clear()  # or later runs would find their linear programmes solved
+    real.forget(0)  # or later runs would find their linear programmes solved
     pf.fit(function, format=fmt, degree=degree)
 
 

@@ -13,8 +13,9 @@ import polyfma as pf
 from polyfma import FitError, UnknownNameError, catalog
 from polyfma.certify import faults
 from polyfma.fit import search
-from polyfma.fit.lattice import Request, degree_within_budget, fit_lattice, shapes
+from polyfma.fit.lattice import fit_lattice
 from polyfma.fit.objective import Distribution, Objective, expected_error
+from polyfma.fit.request import Request, degree_within_budget, shapes
 from polyfma.fit.vm import program_scores
 from polyfma.formats import BF16, FP16
 from polyfma.forms import FORMS

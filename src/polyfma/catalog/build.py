@@ -263,7 +263,8 @@ def _relatives(row: Row) -> list[Program]:
 
 def _write_better(row: Row, fit: Fit | None) -> None:
     """Write the best of what was found and the relatives, under the row's name."""
-    from polyfma.fit.lattice import METHOD, Request, judged
+    from polyfma.fit.lattice import METHOD, judged
+    from polyfma.fit.request import Request
 
     objective = row.options.get("objective", Objective())
     request = Request(row.function, row.direction, get_format(row.format), row.degree, row.options.get("free", False),

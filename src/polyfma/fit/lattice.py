@@ -16,112 +16,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
-from polyfma.certify import Certificate, certify, faults
+from polyfma.certify import Certificate, certify
 from polyfma.errors import CoefficientError, FitError
 from polyfma.fit.common import Candidate, Fit, check_degree, check_length
 from polyfma.fit.objective import Objective, expected_error
+from polyfma.fit.real import clamps_worth_trying, forget, jacobian, real_minimax
+from polyfma.fit.request import Request, Shape, shapes
 from polyfma.formats import Format, Values, get_format
-from polyfma.forms import FORMS, Form, get_form
-from polyfma.forms.searched import SEARCHED
-from polyfma.functions import Function, function_scale, get_function
+from polyfma.forms import FORMS, get_form
+from polyfma.functions import Function, function_scale
 from polyfma.program import Program
 from polyfma.replay import real_values, replay
 
 METHOD = "lattice"
-GRID_POINTS = 120
-BEYOND_POINTS = 16
-MOST_CLAMPS = 64
 NEIGHBOURS = (1, 2, 3, 5, 8, 12)  # steps of the format's grid around the best clamps that the later rounds add
 # Samples for each clamp in the rounds of successive halving, and the share of clamps that stay after each.
 EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
+    "scout": ((40, 0.2), (300, 1.0)),
     "quick": ((60, 0.25), (400, 0.25), (3000, 1.0)),
-    "normal": ((200, 0.3), (2000, 0.3), (20000, 1.0)),
+    "normal": ((100, 0.25), (800, 0.25), (6000, 1.0)),
     "thorough": ((600, 0.4), (6000, 0.3), (100000, 1.0)),
 }
+# What every shape gets before the best ones get the effort asked for.
+SCOUTS = {"scout": "scout", "quick": "quick", "normal": "scout", "thorough": "quick"}
+MOST_CERTIFIED = 8  # candidates of equal score, of which the judged figure and the instructions decide
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is searched: the target, its format, the budget, and the requirements."""
-
-    function: str
-    direction: str
-    fmt: Format
-    degree: int
-    free: bool = False
-    objective: Objective = field(default_factory=Objective)
-    monotone: float | None = None
-    seed: int = 0
-    effort: str = "normal"
-    form: str | None = None
-
-    @property
-    def target(self) -> Function:
-        return get_function(self.function, self.direction)
-
-    @property
-    def name(self) -> str:
-        shape = "" if self.form is None else f"{self.form}-"
-        return f"{self.function}.{self.direction}.{self.fmt}.{shape}d{self.degree}" + (".free" if self.free else "")
-
-    def accepts(self, certificate: Certificate) -> list[str]:
-        found = faults(certificate, free=self.free)
-        if self.monotone is not None and certificate.monotone_ulps_quarter > self.monotone:
-            found.append(f"monotone within {certificate.monotone_ulps_quarter:g} ulp, not {self.monotone:g}")
-        return found
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A form at its own degree, searched for a request."""
-
-    form: Form
-    degree: int
-    request: Request
-
-    def program(self, values: dict[str, float]) -> Program:
-        r = self.request
-        return self.form.build(r.name, r.function, r.direction, r.fmt, self.degree, values, budget=r.degree)
-
-
-def degree_within_budget(form: Form, request: Request) -> int | None:
-    """The largest degree of a form with at most N + 1 FMA-pipe and N + 6 packed instructions; None if none fits."""
-    n = request.degree
-    for degree in range(n + 1, 0, -1):
-        names = form.free_names(degree)
-        if degree < form.least_degree or not names or len(names) > n + 1 or (len(names) > n and not {"c0", "d0"} & set(names)):
-            continue
-        try:
-            counts = form.build("budget", request.function, request.direction, request.fmt, degree,
-                                dict.fromkeys(names, 0.5) | {"clamp": 4.0}).counts  # fmt: skip
-        except CoefficientError:
-            return None
-        if counts.fma <= n + 1 and counts.instructions <= n + 6:
-            return degree
-    return None
-
-
-def shapes(request: Request) -> list[Shape]:
-    """The searched forms that serve the target within the budget; the named form at its own degree, if one is."""
-    if request.form is not None:
-        form = get_form(request.form)
-        fits = form.serves(request.target) and request.degree >= form.least_degree and bool(form.free_names(request.degree))
-        return [Shape(form, request.degree, request)] if fits and not form.parts else []
-    found = []
-    for form in SEARCHED:
-        degree = degree_within_budget(form, request) if form.serves(request.target) else None
-        if degree is not None:
-            found.append(Shape(form, degree, request))
-    return found
 
 
 # -- inputs --------------------------------------------------------------------------------------------
@@ -183,100 +108,6 @@ def _output_limits(request: Request, size: int) -> tuple[Values, Values]:
     return np.full(size, low), np.full(size, high)
 
 
-# -- the real solution -----------------------------------------------------------------------------------
-
-
-_EXACT_TAILED = ("w", "wsq", "even-w", "even-wsq", "peak-odd")
-Real = tuple[Values, float, NDArray[np.float64]]
-_SOLVED: dict[Any, Real | None] = {}
-_REMEMBERED = 5000  # some 40 MB; a build of the catalogue would otherwise keep them all
-
-
-def _tail_band(shape: Shape, clamp: float) -> tuple[float, float] | None:
-    """Where the real model may lie at the clamp so that rounding can make the tail exact."""
-    request, target = shape.request, shape.request.target
-    if request.free or shape.form.name.removeprefix("fp16-").removeprefix("fp32-") in _EXACT_TAILED:
-        return None
-    limit = target._special(np.inf)
-    ulp = float(request.fmt.ulp(np.array([1.0]))[0])
-    limited = shape.form.name.endswith("limited")
-    if target.shape.symmetry == "even":
-        return -0.05, 0.0
-    if target.shape.symmetry == "residual":
-        if shape.form.name.endswith("relu-residual"):
-            return clamp - 2e-3 * ulp, clamp + 2e-3 * ulp
-        return clamp * (1 - (0 if limited else ulp / 4)), clamp * (1 + (4 if limited else 0.5) * ulp)
-    return limit * (1 - (0 if limited else ulp / 4)), limit * (1 + (4 if limited else 0.5) * ulp)
-
-
-def real_minimax(shape: Shape, clamp: float) -> Real | None:
-    """The real coefficients of least weighted error at a clamp, that error, and the weighted basis.
-
-    A linear programme on :func:`_real_grid`; None where no polynomial meets the tail. Remembered, because
-    forms with the same model ask for the same.
-    """
-    band = _tail_band(shape, clamp)
-    key = (shape.form.model_of, shape.degree, clamp, band, shape.request.target, shape.request.fmt.name, shape.request.objective)
-    if key not in _SOLVED:
-        _SOLVED[key] = _solve_real(shape, clamp, band)
-    return _SOLVED[key]
-
-
-def _solve_real(shape: Shape, clamp: float, band: tuple[float, float] | None) -> Real | None:
-    """Minimise E subject to |weighted error| <= E on the grid and the tail in its band."""
-    target, request = shape.request.target, shape.request
-    x = _real_grid(clamp)
-    offset, multiplier, matrix = shape.form.model(target, x, shape.degree, clamp)
-    f = _values(target, clamp)
-    weight = request.objective.weights(target, request.fmt, x, f)
-    rows, wanted = (multiplier * weight)[:, None] * matrix, (f - offset) * weight
-    ones = np.ones((x.size, 1))
-    bounds_a = [np.hstack([rows, -ones]), np.hstack([-rows, -ones])]
-    bounds_b = [wanted, -wanted]
-    if band is not None:
-        end = np.array([clamp])
-        o, m, a = shape.form.model(target, end, shape.degree, clamp)
-        row = np.hstack([m[:, None] * a, np.zeros((1, 1))])
-        bounds_a += [row, -row]
-        bounds_b += [np.array([band[1] - o[0]]), np.array([o[0] - band[0]])]
-    n = matrix.shape[1]
-    scale = np.maximum(np.max(np.abs(rows), axis=0), 1e-30)
-    stacked = np.vstack(bounds_a)
-    stacked[:, :n] /= scale
-    solved = linprog(np.r_[np.zeros(n), 1.0], A_ub=stacked, b_ub=np.concatenate(bounds_b),
-                     bounds=[(None, None)] * n + [(0, None)], method="highs-ds")  # fmt: skip
-    if solved.x is None:
-        return None
-    return np.asarray(solved.x[:n] / scale), float(solved.x[n]), rows
-
-
-def _real_grid(clamp: float) -> Values:
-    """Points of (0, Lc), denser at both ends, and some beyond, where the output stands still."""
-    inside = clamp / 2 * (1 - np.cos(np.pi * (np.arange(GRID_POINTS) + 0.5) / GRID_POINTS))
-    return np.concatenate([inside, clamp * np.geomspace(1.002, 3.0, BEYOND_POINTS)])
-
-
-@lru_cache(maxsize=4096)
-def _values(target: Function, clamp: float) -> Values:
-    return target.values(_real_grid(clamp))
-
-
-def _clamps(shape: Shape) -> list[float]:
-    """Clamps on the format's grid around those where the real solution is good, at most MOST_CLAMPS."""
-    scale, fmt = function_scale(shape.request.target), shape.request.fmt
-    coarse = [float(fmt.decode(fmt.encode(v * scale))) for v in np.arange(1.0, 9.01, 0.5)]
-    errors = {c: s[1] for c in coarse if (s := real_minimax(shape, c)) is not None}
-    if not errors:
-        return []
-    slack = float(fmt.ulp(np.array([0.5]))[0])
-    least = min(errors.values())
-    good = [c for c, e in errors.items() if e <= 1.3 * least + slack]
-    low, high = int(fmt.encode(max(min(good) - 0.5 * scale, 0.5 * scale))), int(fmt.encode(max(good) + 0.5 * scale))
-    every = np.arange(low, high + 1)
-    stride = max(1, -(-every.size // MOST_CLAMPS))
-    return [float(v) for v in fmt.decode(every[::stride].astype(fmt.dtype))]
-
-
 # -- the search ------------------------------------------------------------------------------------------
 
 
@@ -310,7 +141,7 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
                 own = shape.form.own_coefficients(centre)
                 if own is None:
                     continue
-                centre, rows = own, _jacobian(shape, clamp, own)
+                centre, rows = own, jacobian(shape, clamp, own)
         except CoefficientError:  # a factor that the format cannot hold
             continue
         inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
@@ -328,23 +159,6 @@ def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values])
         start = starts.get(clamp, np.full(len(names), np.nan))
         jobs.append(_Job(shape, clamp, compiled.constants, centre, r, start, real_error, centre.copy()))
     return code, jobs
-
-
-def _jacobian(shape: Shape, clamp: float, centre: Values) -> NDArray[np.float64]:
-    """The weighted derivative of the real output by each of a form's own coefficients."""
-    request, x = shape.request, _real_grid(clamp)
-    weight = request.objective.weights(request.target, request.fmt, x, _values(request.target, clamp))
-    names = shape.form.free_names(shape.degree)
-
-    def output(c: Values) -> Values:
-        return np.asarray(real_values(shape.program(dict(zip(names, c.tolist(), strict=True)) | {"clamp": clamp}), x))
-
-    columns = []
-    for j in range(centre.size):
-        step = np.zeros(centre.size)
-        step[j] = max(abs(centre[j]) / 16, 2.0**-8)  # far above the rounding of constants
-        columns.append((output(centre + step) - output(centre - step)) / (2 * step[j]))
-    return np.asarray(weight[:, None] * np.stack(columns, axis=1))
 
 
 def _slopes(shape: Shape, inputs: Inputs, job: _Job) -> Values:
@@ -365,7 +179,7 @@ def search_shape(shape: Shape, *, starts: dict[float, Values] | None = None, cla
     from polyfma.fit import vm
 
     fixed = clamps is not None
-    clamps = list(clamps) if clamps is not None else _clamps(shape)
+    clamps = list(clamps) if clamps is not None else clamps_worth_trying(shape)
     clamps = sorted({*clamps, *(starts or {})})
     code, jobs = _prepare(shape, clamps, starts or {})
     if not jobs:
@@ -448,19 +262,18 @@ def fit_lattice(
 
 def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, seeds: Sequence[Program],
                     progress: Progress | None) -> Fit:  # fmt: skip
-    """Every shape gets a quick search; those within reach of the best one the full effort."""
-    if len(_SOLVED) > _REMEMBERED:
-        _SOLVED.clear()
-    quick = [replace(s, request=replace(request, effort="quick")) for s in tried]
+    """Every shape gets a short search; those within reach of the best one the full effort."""
+    forget()
+    scouts = [replace(s, request=replace(request, effort=SCOUTS[request.effort])) for s in tried]
     fixed = None if clamp is None else [clamp]
     found: list[tuple[float, Program, Shape]] = []
     total = len(tried) + 3
-    for i, shape in enumerate(quick):
+    for i, shape in enumerate(scouts):
         for s, p in search_shape(shape, starts=_starts(shape, seeds), clamps=fixed):
             found.append((s, p, shape))
         if progress:
             progress(i + 1, total)
-    if request.effort != "quick" and found:
+    if request.effort != SCOUTS[request.effort] and found:
         leaders = sorted({s.form.name: min(x[0] for x in found if x[2].form.name == s.form.name)
                           for _, _, s in found}.items(), key=lambda kv: kv[1])  # fmt: skip
         limit = 1.25 * leaders[0][1]
@@ -498,7 +311,7 @@ def _certified(request: Request, found: list[tuple[float, Program, Shape]]) -> F
     refusals: list[str] = []
     accepted: list[tuple[float, int, Program]] = []
     for score, program, _ in found:
-        if accepted and score > min(a[0] for a in accepted):
+        if accepted and (score > min(a[0] for a in accepted) or len(accepted) == MOST_CERTIFIED):
             break
         certificate = certify(program)
         problems = request.accepts(certificate)

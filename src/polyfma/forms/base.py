@@ -121,6 +121,9 @@ class Form:
     ``published`` whether it is in the published operation order. ``free_names(degree)`` are the
     coefficients that a fit chooses, in the order of the model's columns. A form with ``parts`` has no model
     of its own; its coefficients are those of its parts. ``inner`` is a wider format of the arithmetic.
+    ``tail`` says what makes the value at the clamp the limit: the coefficients themselves ("fitted"), or together with
+    a final limit, so that they may pass it ("limited"), a residual that they bring to 0 ("residual"), or nothing in
+    them, the form is exact there whatever they are ("exact").
     A form that is not linear in its coefficients has the model of its product multiplied out, and
     ``own_coefficients`` to factor that model's solution (None where it does not factor).
     """
@@ -141,6 +144,7 @@ class Form:
     slope: bool = False
     bounded: bool = False
     own_coefficients: Callable[[Values], Values | None] | None = None
+    tail: str = "fitted"
 
     def serves(self, target: Function) -> bool:
         """Whether the form fits the target's symmetry; its ``families`` forward, derivatives only (``slope``), or
