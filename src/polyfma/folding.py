@@ -1,0 +1,123 @@
+"""Folds scales of input and output into a program's constants, where the format can hold them.
+
+A program computes p(x); the folded one computes S_out p(S_in x) with the same operations. How a constant
+scales follows from the operations alone. Let every value v become v 2^k(v): ``fma`` and ``mul`` add the k of
+their factors, ``add``, ``min`` and the like need equal ones, the input has k = -log2 S_in, an output log2 S_out.
+That is a linear system, solved exactly. Scales that are powers of two give the same bits, scaled (unless a
+result becomes subnormal); any other rounds the constants anew.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+
+from polyfma.errors import ProgramError
+from polyfma.program import Op, Program
+
+_Row = dict[str, Fraction]
+_RIGHT = ""  # the column of the right-hand side; no value has an empty name
+_SLACK = Fraction(1, 10**12)  # log2 of an arbitrary scale is rounded
+
+
+def fold(program: Program, *, input_scale: float = 1.0, output_scale: float = 1.0) -> Program:
+    """The program of ``output_scale * p(input_scale * x)``, its name with the scales.
+
+    Raises ProgramError where the operations do not admit the scales (x sigmoid(x) needs S_out = 1/S_in, a hardware
+    function no scale at its input), CoefficientError where a constant overflows or becomes subnormal in its format.
+    """
+    for what, value in (("input_scale", input_scale), ("output_scale", output_scale)):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise ProgramError(f"{what} {value!r} must be a positive number")
+    if input_scale == output_scale == 1:
+        return program
+    exponents = _solve(program, Fraction(-math.log2(input_scale)), Fraction(math.log2(output_scale)))
+    if exponents is None:
+        raise ProgramError(f"{program.name} cannot take input_scale {input_scale:g} with output_scale {output_scale:g}: an"
+                           " operation would mix values of different scales; scale outside the program")  # fmt: skip
+    bits = {
+        name: program.const_formats[name].constant(program.const_value(name) * 2.0 ** float(k), what=f"constant {name} of {program.name}, scaled,")
+        for name, k in exponents.items()
+        if k and not _any_scale(program, name)
+    }
+    suffix = "".join(f".{word}{value:.10g}" for word, value in (("in", input_scale), ("out", output_scale)) if value != 1)
+    return program.with_consts(bits).renamed((program.name + suffix).replace("+", ""))
+
+
+def _any_scale(program: Program, name: str) -> bool:
+    """Constants that mean the same at every scale: 0, infinities, and the largest number, which only bounds."""
+    if name not in program.consts:
+        return False
+    value = abs(program.const_value(name))
+    return value == 0 or not math.isfinite(value) or value == program.const_formats[name].max_finite
+
+
+def _equations(op: Op) -> Iterator[tuple[list[str], list[str]]]:
+    """(left, right) for each condition: the k of the left names and of the right ones have equal sums."""
+    first, last = op.src[0], op.src[-1]
+    if op.op.startswith("fma"):
+        yield list(op.src[:2]), [op.dst]
+        yield [last], [op.dst]
+        if op.op == "fma.sat":
+            yield [op.dst], []
+    elif op.op == "mul":
+        yield list(op.src), [op.dst]
+    elif op.op.startswith("set."):
+        yield [first], [last]
+    elif op.op == "copysign":
+        yield [first], [op.dst]
+    elif op.op.endswith(".approx"):
+        yield [first], []
+        yield [op.dst], []
+    else:  # select, and all that keep or choose a value
+        for name in op.src[1:] if op.op == "select" else op.src:
+            yield [name], [op.dst]
+
+
+def _solve(program: Program, of_input: Fraction, of_output: Fraction) -> dict[str, Fraction] | None:
+    """k of every constant; None where there is no solution. What is left open stays as it is (k = 0)."""
+    rows: list[_Row] = [{name: Fraction(1), _RIGHT: of_input} for name in program.inputs]
+    rows += [{source: Fraction(1), _RIGHT: of_output} for source in program.outputs.values()]
+    for op in program.ops:
+        for left, right in _equations(op):
+            if any(_any_scale(program, n) for n in (*left, *right)):
+                continue
+            row: _Row = {}
+            for names, sign in ((left, 1), (right, -1)):
+                for n in names:
+                    row[n] = row.get(n, Fraction(0)) + sign
+            rows.append(row)
+    return _eliminate(rows, _columns(program), list(program.consts))
+
+
+def _columns(program: Program) -> list[str]:
+    """Results first, then coefficients, then the other constants: those stay unchanged where there is a choice."""
+    coefficients = [c for c in program.consts if re.fullmatch(r"[a-z]\d+", c)]
+    return [*program.inputs, *(op.dst for op in program.ops), *coefficients, *(c for c in program.consts if c not in coefficients)]
+
+
+def _eliminate(rows: list[_Row], columns: list[str], wanted: list[str]) -> dict[str, Fraction] | None:
+    """Gauss-Jordan elimination in rationals."""
+    pivots: dict[str, _Row] = {}
+    for column in columns:
+        pivot = next((r for r in rows if r.get(column)), None)
+        if pivot is None:
+            continue
+        rows.remove(pivot)
+        pivot = {n: v / pivot[column] for n, v in pivot.items() if v}
+        for row in (*rows, *pivots.values()):
+            factor = row.get(column, Fraction(0))
+            if factor:
+                for n, v in pivot.items():
+                    row[n] = row.get(n, Fraction(0)) - factor * v
+        pivots[column] = pivot
+    if any(abs(row.get(_RIGHT, Fraction(0))) > _SLACK for row in rows):
+        return None
+    return {n: _clean(pivots[n].get(_RIGHT, Fraction(0))) if n in pivots else Fraction(0) for n in wanted}
+
+
+def _clean(k: Fraction) -> Fraction:
+    """A k that is whole but for the rounding of a logarithm is whole."""
+    return Fraction(round(k)) if abs(k - round(k)) <= _SLACK else k
