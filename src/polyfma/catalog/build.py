@@ -22,8 +22,10 @@ from polyfma.fit import EXP2_METHODS, search
 from polyfma.fit.common import Fit, program_name
 from polyfma.fit.objective import Distribution, Objective
 from polyfma.formats import get_format
-from polyfma.forms import published_form
+from polyfma.forms import get_form, published_form
+from polyfma.forms.hardware import HARDWARE
 from polyfma.functions import DIRECTIONS, get_function
+from polyfma.hardware import ARCHITECTURE
 from polyfma.program import Program
 from polyfma.published import published
 
@@ -50,7 +52,7 @@ class Row:
 
 def plan() -> list[Row]:
     """Every row of the catalogue, in an order in which each comes after those it needs."""
-    return [*_controls(), *_attention(), *_proved(), *_defaults(), *_named_forms()]
+    return [*_controls(), *_attention(), *_hardware(), *_proved(), *_defaults(), *_named_forms()]
 
 
 def _controls() -> Iterator[Row]:
@@ -77,6 +79,16 @@ def _attention() -> Iterator[Row]:
         for core, degree, methods in ladder:
             for method in methods:
                 yield Row(f"exp2.forward.{fmt}.{core}.{method}", "exp2", "forward", fmt, degree, method, {"form": f"exp2-{core}"})
+
+
+def _hardware() -> Iterator[Row]:
+    """The GPU's own tanh and 2^x, as recorded: what a polynomial is measured against."""
+    for form in HARDWARE:
+        for function in (*FUNCTIONS, "exp2"):
+            for direction in DIRECTIONS:
+                if form.serves(get_function(function, direction)):
+                    for fmt in FORMATS:
+                        yield Row(f"{function}.{direction}.{fmt}.hardware", function, direction, fmt, 0, "hardware", {"form": form.name})
 
 
 def _defaults() -> Iterator[Row]:
@@ -219,6 +231,8 @@ def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
     options = dict(row.options)
     if row.method == "proved":
         return _make_proved(row)
+    if row.method == "hardware":
+        return _make_hardware(row)
     if row.method == "lattice":
         options |= {"effort": effort, "seeds": _relatives(row)}
     try:
@@ -231,6 +245,18 @@ def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
         _write_better(row, fit)
     elif fit is not None:
         write_entry(Fit(**{**vars(fit), "program": fit.program.renamed(row.name)}))
+    return ""
+
+
+def _make_hardware(row: Row) -> str:
+    """Nothing to fit; the record names the architecture whose recorded tables the certificate holds for."""
+    form = get_form(row.options["form"])
+    try:
+        program = form.build(row.name, row.function, row.direction, row.format, row.degree, {})
+    except PolyfmaError as error:
+        return str(error)
+    _write_certificate(row.name, certify(program), {"method": "hardware", "form": form.name, "architecture": ARCHITECTURE})
+    write_text(PROGRAMS / f"{row.name}.json", program.to_json())
     return ""
 
 

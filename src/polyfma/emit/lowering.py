@@ -113,9 +113,10 @@ class _Draft:
     formats: dict[str, Format] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
 
-    def new(self, name: str, kind: str) -> str:
-        """A register of a name that PTX cannot take for one of its own."""
-        register = f"r_{name}"
+    def new(self, name: str, kind: str, prefix: str = "r") -> str:
+        """A register. Prefixes keep apart what names of a program could confuse, and PTX words: ``r`` results, ``r0`` and
+        ``r1`` lanes, ``k`` constants, ``h0``, ``h1`` halves, ``s`` and a number what stands for one operation."""
+        register = f"{prefix}_{name}"
         self.registers.append((register, kind))
         return register
 
@@ -129,7 +130,7 @@ class _Draft:
         if bits is None and fmt.width == 32:
             return f"0f{pattern:08X}"
         if name not in self.kept:
-            self.kept[name] = self.new(f"c_{name}" if bits is None else name, "b32")
+            self.kept[name] = self.new(name, "b32", "k" if bits is None else "s")
             self.put("mov.b32", self.kept[name], f"0x{pattern:04x}{pattern:04x}")
         return self.kept[name]
 
@@ -231,7 +232,7 @@ def _unpack(draft: _Draft, fmt: Format, source: str, lanes: tuple[str, ...]) -> 
         draft.put("shl.b32", lanes[0], source, "16")
         draft.put("and.b32", lanes[1], source, "0xffff0000")
         return
-    halves = tuple(draft.new(f"{lane.removeprefix('r_')}_h", "b16") for lane in lanes)
+    halves = tuple(draft.new(lane, "b16", f"h{i}") for i, lane in enumerate(lanes))
     draft.put("mov.b32", f"{{{halves[0]}, {halves[1]}}}", source)
     for lane, half in zip(lanes, halves, strict=True):
         draft.put("cvt.f32.f16", lane, half)
@@ -253,7 +254,7 @@ def _convert(draft: _Draft, op: Op, fmt: Format) -> None:
     source, name = draft.formats[op.src[0]], op.src[0]
     lanes = draft.values[name]
     if source.width == 16 and source.name != fmt.name:
-        wide = (draft.new(f"{op.dst}_0", "f32"), draft.new(f"{op.dst}_1", "f32"))
+        wide = (draft.new(op.dst, "f32", "r0"), draft.new(op.dst, "f32", "r1"))
         _unpack(draft, source, lanes[0], wide)
         lanes = wide
     elif source.name == fmt.name:
@@ -272,7 +273,7 @@ def _lower_fp32(draft: _Draft, op: Op) -> None:
     fmt, registers = get_format("fp32"), []
     for lane in (0, 1):
         operands = [draft.operand(s, lane) for s in op.src]
-        register = draft.new(f"{op.dst}_{lane}", "pred" if op.op.startswith("set.") else "f32")
+        register = draft.new(op.dst, "pred" if op.op.startswith("set.") else "f32", f"r{lane}")
         if op.op.startswith("set."):
             draft.put(f"setp.{op.op[4:]}.f32", register, *operands)
         elif op.op == "select":
@@ -288,7 +289,7 @@ def _lower_fp32(draft: _Draft, op: Op) -> None:
 
 
 def _xorsign_fp32(draft: _Draft, op: Op, register: str, operands: list[str], lane: int) -> None:
-    a, b, least, sign = (draft.new(f"{op.dst}_{part}_{lane}", "f32") for part in ("a", "b", "least", "sign"))
+    a, b, least, sign = (draft.new(op.dst, "f32", f"s{4 * lane + part}") for part in range(4))
     draft.put("abs.f32", a, operands[0])
     draft.put("abs.f32", b, operands[1])
     draft.put(opcode("min.nan" if ".nan" in op.op else "min", get_format("fp32")), least, a, b)
@@ -329,9 +330,9 @@ def _xorsign(draft: _Draft, op: Op, fmt: Format, register: str, operands: list[s
         if name in draft.program.consts and not int(draft.program.consts[name], 16) & fmt.sign_bit:
             magnitudes.append(operand)
             continue
-        magnitudes.append(draft.new(f"{op.dst}_abs{position}", "b32"))
+        magnitudes.append(draft.new(op.dst, "b32", f"s{position}"))
         draft.put(opcode("abs", fmt), magnitudes[-1], operand)
-    least, sign = draft.new(f"{op.dst}_least", "b32"), draft.new(f"{op.dst}_sign", "b32")
+    least, sign = draft.new(op.dst, "b32", "s2"), draft.new(op.dst, "b32", "s3")
     draft.put(opcode("min.nan" if ".nan" in op.op else "min", fmt), least, *magnitudes)
     draft.put("xor.b32", sign, *operands)
     draft.put("lop3.b32", register, least, sign, _SIGNS, f"0x{_A_OR_B_AND_C:02x}")
@@ -341,9 +342,9 @@ def _compare(draft: _Draft, op: Op, fmt: Format, register: str, operands: list[s
     """BF16 only: each lane's fp32 value, compared, and the two masks joined."""
     lanes = []
     for position, operand in enumerate(operands):
-        lanes.append((draft.new(f"{op.dst}_{position}_0", "f32"), draft.new(f"{op.dst}_{position}_1", "f32")))
+        lanes.append((draft.new(op.dst, "f32", f"s{2 * position}"), draft.new(op.dst, "f32", f"s{2 * position + 1}")))
         _unpack(draft, fmt, operand, lanes[-1])
-    masks = [draft.new(f"{op.dst}_m{lane}", "b32") for lane in (0, 1)]
+    masks = [draft.new(op.dst, "b32", f"s{4 + lane}") for lane in (0, 1)]
     for lane, mask in enumerate(masks):
         draft.put(f"set.{op.op[4:]}.u32.f32", mask, lanes[0][lane], lanes[1][lane])
     draft.put("lop3.b32", register, *masks, "0x0000ffff", f"0x{_A_WHERE_C:02x}")

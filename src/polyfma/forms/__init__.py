@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.forms.base import Draft, Form, Model, Part, centre_of
+from polyfma.forms.hardware import HARDWARE
 from polyfma.forms.published import PUBLISHED
 from polyfma.forms.searched import SEARCHED, WIDER
 from polyfma.functions import Function
 
 __all__ = ["FORMS", "Draft", "Form", "Model", "Part", "centre_of", "forms_for", "get_form", "published_form"]
 
-FORMS: Mapping[str, Form] = {form.name: form for form in (*PUBLISHED, *SEARCHED, *WIDER)}
+FORMS: Mapping[str, Form] = {form.name: form for form in (*PUBLISHED, *SEARCHED, *WIDER, *HARDWARE)}
 _PUBLISHED_FORM = {"odd": "odd", "centred": "centred-odd", "even": "even", "residual": "residual-tp"}
 
 

@@ -118,7 +118,8 @@ class Form:
     """One way to write a program.
 
     ``formula`` is what it computes; ``kind`` the symmetries (:class:`~polyfma.functions.Shape`) it serves;
-    ``published`` whether it is in the published operation order. ``free_names(degree)`` are the
+    ``published`` whether it is in the published operation order, ``hardware`` whether it is the
+    GPU's own function, with nothing to fit. ``free_names(degree)`` are the
     coefficients that a fit chooses, in the order of the model's columns. A form with ``parts`` has no model
     of its own; its coefficients are those of its parts. ``inner`` is a wider format of the arithmetic.
     ``tail`` says what makes the value at the clamp the limit: the coefficients themselves ("fitted"), or together with
@@ -145,12 +146,13 @@ class Form:
     bounded: bool = False
     own_coefficients: Callable[[Values], Values | None] | None = None
     tail: str = "fitted"
+    hardware: bool = False
 
     def serves(self, target: Function) -> bool:
         """Whether the form fits the target's symmetry; its ``families`` forward, derivatives only (``slope``), or
         only functions that keep within their limits (``bounded``), because the form cuts off what passes them."""
-        of_family = not self.families or (target.family in self.families and target.direction == "forward")
-        of_slope = not self.slope or (target.direction == "backward" and target.family != "sigmoid")
+        of_family = not self.families or (target.family in self.families and (self.slope or target.direction == "forward"))
+        of_slope = not self.slope or target.direction == "backward"
         in_range = not self.bounded or np.all(np.isfinite(target.shape.range))
         return bool(target.shape.symmetry in self.kinds and of_family and of_slope and in_range)
 
