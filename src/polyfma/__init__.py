@@ -11,10 +11,12 @@ fitted in the format it runs in, replayed bit for bit, and certified over all 65
 Importing the package loads numpy alone; flint, scipy, numba and matplotlib come when first needed.
 """
 
-# These imports bind functions over the submodules of the same name (replay, certify, fit), so they are
+# These imports bind functions over the submodules of the same name (replay, certify, fit, emit, audit), so they are
 # made here at once: a lazy one would be overwritten when the submodule is imported.
+from polyfma.audit import Audit, audit
 from polyfma.catalog import load, programs
 from polyfma.certify import Certificate, certify
+from polyfma.emit import Hybrid, emit
 from polyfma.errors import (
     CoefficientError,
     FitError,
@@ -24,6 +26,7 @@ from polyfma.errors import (
     UnknownNameError,
 )
 from polyfma.fit import fit
+from polyfma.folding import fold
 from polyfma.formats import BF16, FP16, FP32, Format
 from polyfma.functions import Function, get_function
 from polyfma.pareto import best
@@ -35,20 +38,25 @@ __all__ = [
     "BF16",
     "FP16",
     "FP32",
+    "Audit",
     "Certificate",
     "CoefficientError",
     "FitError",
     "Format",
     "Function",
+    "Hybrid",
     "MissingToolError",
     "Op",
     "PolyfmaError",
     "Program",
     "ProgramError",
     "UnknownNameError",
+    "audit",
     "best",
     "certify",
+    "emit",
     "fit",
+    "fold",
     "get_function",
     "load",
     "programs",

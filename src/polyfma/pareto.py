@@ -17,9 +17,9 @@ from polyfma.certify import faults_of
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.formats import get_format
 from polyfma.functions import get_function
+from polyfma.hardware.rates import UNITS
 from polyfma.program import Counts, Program
 
-UNITS = {"fma": 1, "alu": 2, "cvt": 2, "mufu": 16}
 TIERS = ("fast", "balanced", "accurate")
 BALANCED_FACTOR = 1.5
 

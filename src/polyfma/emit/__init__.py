@@ -5,19 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfma.emit.architecture import DEFAULT, get_architecture
+from polyfma.emit.c import c_source
+from polyfma.emit.cuda import cuda_source
+from polyfma.emit.cute import cute_source
+from polyfma.emit.hybrid import Hybrid, hybrid_source
 from polyfma.emit.lowering import LAYOUTS, check_outputs
+from polyfma.emit.ptx import ptx_source
+from polyfma.emit.triton import triton_source
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.folding import fold
 from polyfma.program import Program
 
+__all__ = ["EXTENSIONS", "TARGETS", "Hybrid", "emit"]
 TARGETS = ("ptx", "cuda", "triton", "cute", "c")
 # The file that an emitted source belongs in.
 EXTENSIONS = {"ptx": ".ptx", "cuda": ".cuh", "triton": ".py", "cute": ".py", "c": ".h"}
 
 
-def emit(program: Program, target: str, *, arch: str | None = None, layout: str | None = None,
+def emit(program: Program | Hybrid, target: str, *, arch: str | None = None, layout: str | None = None,
          outputs: Sequence[str] | None = None, input_scale: float = 1.0, output_scale: float = 1.0) -> str:  # fmt: skip
-    """The source of a program for a target: ``ptx``, ``cuda``, ``triton``, ``cute`` or ``c``.
+    """The source of a program for a target: ``ptx``, ``cuda``, ``triton``, ``cute`` or ``c``; of a :class:`Hybrid` for
+    ``cuda`` or ``cute``.
 
     ``arch`` (default sm_90) is the least architecture for ptx, triton and cute; a CUDA header holds every
     architecture from sm_80, C has none. ``layout`` picks one of ``packed`` (16-bit pairs in and out),
@@ -28,7 +36,7 @@ def emit(program: Program, target: str, *, arch: str | None = None, layout: str 
     Raises UnknownNameError for an unknown target, architecture, layout or output, ProgramError for an architecture
     that lacks an instruction, CoefficientError where a scaled constant does not fit its format.
     """
-    if not isinstance(program, Program):
+    if not isinstance(program, Program | Hybrid):
         raise ProgramError(f"emit takes a Program, not {type(program).__name__}; polyfma.load(name) gives one")
     if target not in TARGETS:
         raise UnknownNameError(f"unknown target {target!r}; known: {', '.join(TARGETS)}")
@@ -38,17 +46,17 @@ def emit(program: Program, target: str, *, arch: str | None = None, layout: str 
         if given is not None and (target == "c" or (target == "cuda" and what == "arch")):
             raise UnknownNameError(f"target {target} takes no {what}: " + ("a header serves every architecture from sm_80 on"
                                    if target == "cuda" else "it is portable C on one bit pattern"))  # fmt: skip
+    if isinstance(program, Hybrid):
+        if outputs is not None:
+            raise UnknownNameError("a hybrid has one output; outputs cannot be chosen")
+        hardware, polynomial = (fold(p, input_scale=input_scale, output_scale=output_scale) for p in (program.hardware, program.polynomial))
+        program = Hybrid(hardware, polynomial, program.period, program.hardware_pairs)
+        return hybrid_source(program, target, arch or DEFAULT, layout)
     folded = fold(program, input_scale=input_scale, output_scale=output_scale)
     return _source(folded, target, arch or DEFAULT, layout, check_outputs(folded, outputs))
 
 
 def _source(program: Program, target: str, arch: str, layout: str | None, outputs: tuple[str, ...]) -> str:
-    from polyfma.emit.c import c_source
-    from polyfma.emit.cuda import cuda_source
-    from polyfma.emit.cute import cute_source
-    from polyfma.emit.ptx import ptx_source
-    from polyfma.emit.triton import triton_source
-
     if target == "c":
         return c_source(program, outputs)
     if target == "cuda":

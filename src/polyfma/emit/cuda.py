@@ -21,7 +21,7 @@ _TYPES = {"bf16": ("__nv_bfloat16", "__nv_bfloat162", "cuda_bf16.h"), "fp16": ("
 _SUFFIXES = {"packed": "", "f32-packed": "_packed", "f32": "_f32"}
 _BITS = """
   __host__ __device__ static unsigned bits(packed x) { unsigned y; memcpy(&y, &x, 4); return y; }
-  __host__ __device__ static packed pair(unsigned x) { packed y; memcpy(&y, &x, 4); return y; }
+  __host__ __device__ static packed pair(unsigned x) { packed y; memcpy((void*)&y, &x, 4); return y; }
 """
 
 
@@ -73,7 +73,7 @@ def _method(program: Program, outputs: tuple[str, ...], layout: str, host: bool)
     else:
         head = f"  {_where(host)} static void {name}({taken} x, {', '.join(f'{given}& {o}' for o in outputs)}) {{\n"
     end = f"    return {outputs[0]};\n" if single else ""
-    return head + _device(program, outputs, layout) + (_host(program, outputs, layout) if host else "#endif\n") + end + "  }\n"
+    return head + _device(program, outputs, layout) + (_host(program, outputs, layout) if host else _no_host(outputs, layout)) + end + "  }\n"
 
 
 def _device(program: Program, outputs: tuple[str, ...], layout: str) -> str:
@@ -111,6 +111,12 @@ def _asm(block: Block, outputs: tuple[str, ...], layout: str) -> str:
     sources = '"r"(bits(x))' if layout == "packed" else '"f"(x.x), "f"(x.y)'
     stored = "" if layout == "f32" else "".join(f"    {o} = pair(bits_{o});\n" for o in outputs)
     return f"{declared}    asm({quoted}\n        : {targets} : {sources});\n{stored}"
+
+
+def _no_host(outputs: tuple[str, ...], layout: str) -> str:
+    """A device function is parsed in the host's pass too; it is never called there."""
+    nothing = "make_float2(0.0f, 0.0f)" if layout == "f32" else "pair(0)"
+    return "#else\n" + "".join(f"    {output} = {nothing};\n" for output in outputs) + "#endif\n"
 
 
 def _host(program: Program, outputs: tuple[str, ...], layout: str) -> str:

@@ -170,7 +170,8 @@ def check_architecture(program: Program, architecture: Architecture, ops: Sequen
         least = LEAST if replaced else first
         if architecture.number < least:
             named = "cvt.rn" if op.op == "cvt" else "lop3" if op.op in ("select", "copysign") else opcode(op.op, get_format(op.format))
-            raise ProgramError(f"{program.name} cannot run on {architecture}: it uses {named}, which begins with sm_{least}")
+            since = f"sm_{first}" + (f" (with a longer sequence: sm_{least})" if first > least else "")
+            raise ProgramError(f"{program.name} cannot run on {architecture}: it uses {named}, which begins with {since}")
 
 
 def lower(program: Program, architecture: str | Architecture = DEFAULT, layout: str = "packed",

@@ -10,7 +10,7 @@ from polyfma.emit.lowering import lower
 from polyfma.program import Program
 
 # The oldest PTX version whose assembler knows the architecture and every instruction here.
-_VERSIONS = ((80, "7.0"), (90, "7.8"), (100, "8.6"), (103, "8.8"), (110, "9.0"), (120, "8.7"), (121, "8.8"))
+_VERSIONS = ((0, "7.8"), (100, "8.6"), (103, "8.8"), (110, "9.0"), (120, "8.7"), (121, "8.8"))
 
 
 def ptx_version(architecture: Architecture) -> str:
