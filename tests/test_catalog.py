@@ -94,3 +94,77 @@ def test_an_interrupted_build_goes_on(tmp_path, monkeypatch: pytest.MonkeyPatch)
     assert build(rows, workers=1) == {}
     assert len(list((tmp_path / "programs").glob("*.json"))) == len(rows) and made[0].stat().st_mtime_ns == first
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]  # no temporary file stays
+
+
+def test_a_folder_of_a_programs_name_does_not_hide_the_program(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "silu.forward.bf16.d4").mkdir()
+    assert pf.load("silu.forward.bf16.d4").name == "silu.forward.bf16.d4"
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """The catalogue in a folder of its own, so that a test may damage it."""
+    import shutil
+
+    from polyfma.catalog import build as building
+
+    folders = {"PROGRAMS": tmp_path / "programs", "CERTIFICATES": tmp_path / "certificates", "REFUSED": tmp_path / "refused.json"}
+    shutil.copytree(catalog.PROGRAMS, folders["PROGRAMS"])
+    shutil.copytree(catalog.CERTIFICATES, folders["CERTIFICATES"])
+    shutil.copy(catalog.REFUSED, folders["REFUSED"])
+    for module in (catalog, building):
+        for name, path in folders.items():
+            monkeypatch.setattr(module, name, path)
+    catalog._remembered.cache_clear()
+    yield tmp_path
+    catalog._remembered.cache_clear()
+
+
+def rows_named(*names: str):
+    return [r for r in plan() if r.name in names]
+
+
+def test_a_program_without_a_digest_is_refused_and_made_again(copied) -> None:
+    name = "tanh.forward.bf16.d2"
+    path = copied / "programs" / f"{name}.json"
+    data = json.loads(path.read_text())
+    good = data.pop("digest")
+    data["consts"]["c2"] = f"{int(data['consts']['c2'], 16) + 1:04x}"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ProgramError, match=r"has no digest; make it again: polyfma catalog build --only tanh.forward.bf16.d2 --force"):
+        pf.load(name)
+    from polyfma.catalog import build as building
+
+    assert building.make_row(*rows_named(name), effort="quick") == ""
+    assert pf.load(name).digest == good
+
+
+def test_damaged_certificates_say_how_to_mend_them(copied) -> None:
+    path = copied / "certificates" / "tanh.forward.bf16.d2.json"
+    for content in ("{", "[]", '{"certificate": {}}'):
+        path.write_text(content)
+        with pytest.raises(ProgramError, match=r"certificate of tanh.forward.bf16.d2 is .*; make it again: polyfma catalog build"):
+            catalog.record("tanh.forward.bf16.d2")
+    (copied / "refused.json").write_text("[")
+    with pytest.raises(ProgramError, match=r"refused.json is not JSON"):
+        catalog.refused()
+
+
+def test_an_unknown_effort_is_refused_before_anything_is_written(copied) -> None:
+    (copied / "programs" / "silu.forward.bf16.w-d3.json").unlink()
+    with pytest.raises(pf.FitError, match=r"unknown effort 'foo'"):
+        build(rows_named("silu.forward.bf16.w-d3"), workers=1, effort="foo")
+    assert "silu.forward.bf16.w-d3" not in catalog.refused()
+
+
+def test_a_default_row_takes_a_free_twin_that_meets_its_requirements() -> None:
+    """No default program is worse than a .free one that has no fault and fits the same budget."""
+    from polyfma.certify import faults_of
+
+    for row in plan():
+        twin = f"{row.name}.free"
+        if row.method == "lattice" and twin in NAMES:
+            own, free = (catalog.record(n)["certificate"] for n in (row.name, twin))
+            if not faults_of(free):
+                assert own["max_weighted_error"] <= free["max_weighted_error"], row.name

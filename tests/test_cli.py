@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,24 @@ def test_fit_json(tmp_path: Path) -> None:
         (["list", "--function", "relu"], "no catalogue program with function=relu"),
         (["reproduce", "table99"], "unknown table or figure"),
         (["catalog", "build", "--only", "zzz"], "no catalogue row"),
+        (["catalog", "build", "--only", "tanh.forward.bf16.d2", "--effort", "foo"], "unknown effort 'foo'; known: scout, quick"),
+        (["list", "--picture", "x.png"], "give --pareto with it"),
+        (["fit", "silu", "--degree", "four"], "Invalid value for '--degree'"),
+        (["fit", "silu", "--monotone", "nan"], "monotone nan must be a number of ulps"),
+        (["fit", "silu", "--seed", "99999999999999999999"], "seed 99999999999999999999 must be"),
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["fit"], "Missing argument 'function'"),
+        (["report", "fits", "--out", "/proc/x.html"], "cannot write or read"),
+        (["fit", "silu", "--out", "/proc/x"], "cannot write or read"),
+        (["emit", "silu.forward.bf16.d4"], "Missing option '--target'"),
+        (["emit", "silu.forward.bf16.d4", "--target", "metal"], "unknown target 'metal'; known: ptx, cuda, triton, cute, c"),
+        (["emit", "silu.forward.bf16.d4", "--target", "ptx", "--arch", "sm_75"], "begins with sm_80"),
+        (["emit", "tanh.forward.bf16.hardware", "--target", "ptx", "--arch", "sm_89"], "tanh.approx.bf16x2, which begins with sm_90"),
+        (["emit", "silu.forward.bf16.d4", "--target", "ptx", "--output", "slope"], "has no output 'slope'"),
+        (["emit", "tanh.forward.fp16.d4", "--target", "ptx", "--input-scale", "0.02"], "becomes subnormal in fp16"),
+        (["emit", "tanh.forward.bf16.d4", "--target", "cuda", "--hybrid", "tanh.forward.bf16.d3"], "a program of the special-function unit"),
+        (["audit", "silu.forward.bf16.d4", "--arch", "sm_91"], "unknown architecture 'sm_91'"),
+        (["audit", "silu.forward.bf16.d4", "--arch", ","], "no architecture given"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -72,10 +91,30 @@ def test_bad_input_is_one_line_and_status_2(arguments: list[str], message: str, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["fit", "silu", "--degree", "four"], ["frobnicate"], ["fit"], ["catalog", "build", "--workers", "0"]])
-def test_usage_errors_have_status_2(arguments: list[str], tmp_path: Path) -> None:
-    done = run(*arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+def test_an_interrupt_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "polyfma.cli", "fit", "silu", "--effort", "thorough"], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)  # fmt: skip
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(6)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (130, "", "polyfma: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_without_a_command() -> None:
+    done = run()
+    assert done.returncode == 2 and "Usage:" in done.stdout and done.stderr == ""
+
+
+def test_emit_and_audit(tmp_path: Path) -> None:
+    done = run("emit", "silu.forward.bf16.d4", "--target", "ptx")
+    assert done.returncode == 0 and done.stdout == pf.emit(pf.load("silu.forward.bf16.d4"), "ptx")
+    done = run("emit", "silu.forward.bf16.d4", "--target", "c", "--out", str(tmp_path / "silu.h"))
+    assert done.returncode == 0 and (tmp_path / "silu.h").read_text() == pf.emit(pf.load("silu.forward.bf16.d4"), "c")
+    audited = json.loads(run("audit", "silu.forward.bf16.d4", "--arch", "sm_90,sm_100", "--json").stdout)
+    assert [a["architecture"] for a in audited] == ["sm_90", "sm_100"] and audited[0]["cost"] == 1.5 and audited[1]["cost"] is None
+    assert "machine instructions" in run("audit", "silu.forward.bf16.d4").stdout
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"name": "x"}', "\x00\x01"])

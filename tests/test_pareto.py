@@ -70,7 +70,7 @@ def test_report_is_one_file_without_links(tmp_path) -> None:
     path = tmp_path / "fits.html"
     write_fits(path, lambda *_: None)
     text = path.read_text()
-    assert text.count("<svg") > 20 and "silu forward" in text
+    assert len(text) < 12e6 and text.count("<svg") == len({(e.function, e.direction) for e in entries()}) and text.count("<img") > 50 and "silu forward" in text
     outside = text.replace("http://www.w3.org", "").replace("http://purl.org", "").replace("http://creativecommons.org", "")
     outside = outside.replace("https://matplotlib.org/", "")
     assert "http://" not in outside and "https://" not in outside and "<script" not in text
@@ -78,3 +78,19 @@ def test_report_is_one_file_without_links(tmp_path) -> None:
 
 def test_entries_are_json() -> None:
     assert json.dumps([e.to_dict() for e in entries()])
+
+
+def test_a_tier_keeps_the_limits_given_with_it() -> None:
+    assert pf.certify(pf.best("gelu", tier="fast", max_error=0.01)).max_weighted_error <= 0.01
+    assert pf.best("gelu", tier="balanced", max_instructions=7).counts.instructions <= 7
+    with pytest.raises(PolyfmaError, match=r"no gelu forward program in bf16 fits"):
+        pf.best("gelu", tier="fast", max_error=1e-3)
+
+
+def test_best_checks_its_arguments() -> None:
+    for arguments in ({"max_error": "0.1"}, {"max_instructions": [8]}, {"max_ulp": float("nan")}, {"max_error": True}):
+        with pytest.raises(PolyfmaError, match=r"must be a number from 0 up"):
+            pf.best("gelu", **arguments)
+    with pytest.raises(UnknownNameError, match=r"exp2 programs are cores for \[0, 1\] and are not ranked"):
+        pf.best("exp2")
+    assert pf.best("gelu", format=pf.BF16) == pf.best("gelu", format="bf16")

@@ -110,3 +110,22 @@ def test_degrees_out_of_reach_are_refused() -> None:
     p = get_form("fused-odd").build("t", "tanh", "forward", "bf16", 6, {f"c{k}": 0.5 for k in range(1, 7)} | {"clamp": 2.0})
     with pytest.raises(FitError, match="two or three high coefficients"):
         prove(p)
+
+
+def test_clamps_scale_with_the_function() -> None:
+    """A softcap's clamp lies in the hundreds: it is enumerated too, and a better neighbour is found."""
+    best = pf.fit("softcap-50", degree=3, form="fused-odd", free=True, objective="absolute", effort="quick")
+    assert best.clamp > 64
+    worse = best.with_consts({"c1": int(best.consts["c1"], 16) + 1})
+    case = proof._Case(worse)
+    assert case.t[0] <= worse.clamp <= case.t[-1] and "clamps from 1.5625 to 3200" in case.assumptions
+    assert proof._clamps(case)[0].size > 0
+    beyond = best.with_consts({"clamp": int(BF16.encode(4000.0))})
+    with pytest.raises(FitError, match=r"its clamp 4000 is not among those enumerated, 1.5625 to 3200"):
+        prove(beyond)
+
+
+def test_operations_must_be_those_of_the_named_form() -> None:
+    p = pf.load("tanh.forward.bf16.fused-odd-d3")
+    with pytest.raises(FitError, match=r"its operations are not those of form fused-odd-limited"):
+        prove(pf.Program.from_dict({k: v for k, v in p.to_dict().items() if k != "digest"} | {"form": "fused-odd-limited"}))

@@ -139,7 +139,7 @@ def test_budgets() -> None:
 
 
 def test_impossible_requirements_name_the_constraint() -> None:
-    with pytest.raises(FitError, match="from degree 3"):
+    with pytest.raises(FitError, match="begins at degree 3"):
         fit_lattice("silu", "backward", "bf16", 2, form="peak-odd")
     with pytest.raises(FitError, match="does not serve"):
         fit_lattice("silu", "forward", "bf16", 3, form="fused-odd")
@@ -175,3 +175,57 @@ def test_progress_is_reported() -> None:
     seen: list[tuple[int, int]] = []
     search("tanh", "forward", "bf16", 2, "lattice", effort="quick", progress=lambda a, b: seen.append((a, b)))
     assert seen and all(a <= b for a, b in seen)
+
+
+def test_a_given_clamp_is_kept_whatever_the_seeds() -> None:
+    seed = pf.load("silu.forward.bf16.d3")
+    assert seed.clamp != 3.0
+    assert pf.fit("silu", degree=3, clamp=3.0, effort="quick", seeds=[seed]).clamp == 3.0
+    fit = fit_lattice("silu", degree=3, clamp=3.001, effort="quick")
+    assert fit.program.clamp == 3.0 and "clamp 3.001 is 3 in bf16" in fit.note
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"effort": ["quick"]}, r"unknown effort \['quick'\]; known: scout, quick, normal, thorough"),
+    ({"monotone": float("nan")}, "monotone nan must be a number of ulps from 0 up"), ({"monotone": -1}, "monotone -1 must be"),
+    ({"monotone": "x"}, "monotone 'x' must be"), ({"seed": 2**31}, "seed 2147483648 must be a whole number from 0 below 2\\^31"),
+    ({"seed": 1.5}, "seed 1.5"), ({"seed": "a"}, "seed 'a'"), ({"free": "no"}, "free 'no' must be True or False"),
+    ({"objective": 3}, "objective 3 must be an Objective or one of weighted"), ({"seeds": [3]}, "seeds must be Programs, not int"),
+    ({"fit_interval": 3.0}, "method lattice takes no fit_interval; it takes form, clamp, free"),
+    ({"form": "peak-odd"}, "form peak-odd does not serve tanh forward, which is odd; it serves centred derivatives"),
+    ({"form": "hardware-tanh"}, "form hardware-tanh is not searched in the format"),
+])  # fmt: skip
+def test_options_are_checked_before_the_search(options: dict, message: str) -> None:
+    with pytest.raises(pf.PolyfmaError, match=message):
+        pf.fit("tanh", degree=2, **options)
+    with pytest.raises(pf.FitError, match=r"no form can be built: coefficient centre = 5e-09 becomes zero in fp16"):
+        pf.fit("sigmoid-100000000", format="fp16", degree=2)
+
+
+def test_distributions_that_overflow_or_nest_are_refused(tmp_path) -> None:
+    from polyfma.fit.objective import Distribution
+
+    path = tmp_path / "d.json"
+    for content in ("[" * 100000, '{"edges": [0, 1, 2], "counts": [1e308, 1e308]}', '{"edges": [0, 1, 2], "counts": "12"}',
+                    '{"edges": [0, %s], "counts": [1]}' % ("9" * 400)):  # fmt: skip
+        path.write_text(content)
+        with pytest.raises(pf.FitError, match=r"distribution"):
+            Distribution.read(path)
+
+
+def test_walk_and_polish_only_improve() -> None:
+    """From a program moved off its optimum, and from the catalogue's own; the same every time."""
+    from polyfma.fit.lattice import judged, walk
+    from polyfma.fit.polish import polish
+
+    for name, degree in (("silu.forward.bf16.d3", 3), ("tanh.backward.bf16.d3", 3), ("sigmoid.forward.bf16.d3", 3)):
+        p = pf.load(name)
+        request = Request(p.function, p.direction, p.fmt, degree)
+        moved = p.with_consts({"clamp": int(p.consts["clamp"], 16) + 3})
+        for step in (walk, polish):
+            found = step(moved, request)
+            before, after = pf.certify(moved), pf.certify(found)
+            assert request.accepts(before) or judged(found, after, request) <= judged(moved, before, request), (name, step)
+            assert step is walk or not request.accepts(after), (name, step)  # from inexact tails to exact ones, if need be
+            assert step(moved, request) == found
+        assert polish(p, request, keep_clamp=True).clamp == p.clamp

@@ -26,7 +26,7 @@ from polyfma.doctor import examine
 from polyfma.emit import TARGETS, Hybrid, emit
 from polyfma.emit.lowering import LAYOUTS
 from polyfma.errors import PolyfmaError, UnknownNameError
-from polyfma.files import replacing_all, write_text
+from polyfma.files import check_writable, replacing_all, write_text
 from polyfma.fit import EXP2_METHODS, METHODS, default_method, search
 from polyfma.functions import function_names
 from polyfma.program import Program
@@ -35,6 +35,8 @@ app = typer.Typer(name="polyfma", no_args_is_help=True, add_completion=False, pr
                   help="Short certified polynomial programs for 16-bit GPU arithmetic.")  # fmt: skip
 catalog_app = typer.Typer(no_args_is_help=True, help="Make the shipped catalogue.")
 app.add_typer(catalog_app, name="catalog")
+# ClickException, the base of typer's own complaints, which typer does not export.
+CLICK_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False)
 
@@ -104,7 +106,8 @@ def fit_command(
              "gates": None if gates else False, "free": True if free else None}  # fmt: skip
     options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     if (method or default_method(function)) == "lattice":
-        options["seeds"] = _catalogue_seeds(function, direction, format, degree, free)
+        options["seeds"] = _catalogue_seeds(function, direction, format, degree, free, form)
+    check_writable(directory)
     with progress_bar(f"fitting {function}") as progress:
         if function != "exp2":
             options["progress"] = progress
@@ -134,9 +137,11 @@ def _say_what_the_catalogue_has(program: Program, certificate: Certificate) -> N
               f" {_milli(certificate.max_weighted_error)}e-3", markup=False)  # fmt: skip
 
 
-def _catalogue_seeds(function: str, direction: str, fmt: str, degree: int | None, free: bool) -> list[Program]:
+def _catalogue_seeds(function: str, direction: str, fmt: str, degree: int | None, free: bool,
+                     form: str | None) -> list[Program]:  # fmt: skip
     """The catalogue's program of the same name, so that a search ends with nothing worse."""
-    name = f"{function}.{direction}.{fmt}.d{4 if degree is None else degree}" + (".free" if free else "")
+    shape = "" if form is None else f"{form}-"
+    name = f"{function}.{direction}.{fmt}.{shape}d{4 if degree is None else degree}" + (".free" if free else "")
     return [catalog.load(name)] if name in catalog.programs() else []
 
 
@@ -245,6 +250,8 @@ def list_command(
     as_json: Json = False,
 ) -> None:
     """List the catalogue with the figures of its certificates."""
+    if picture is not None and not pareto:
+        raise UnknownNameError("--picture draws the Pareto front; give --pareto with it")
     if pareto:
         _list_pareto(function, direction, format, picture, as_json)
         return
@@ -512,7 +519,14 @@ def version_option(version: Annotated[bool, typer.Option("--version", help="Prin
 def main() -> None:
     """Entry point of the ``polyfma`` command."""
     try:
-        app()
+        status = app(standalone_mode=False)
+        if status == 130:  # typer's status for Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(status)
+    except CLICK_ERROR as error:  # a word that is not a number, an unknown option
+        if message := error.format_message():  # without a command typer has printed the help, and there is none
+            err.print(f"polyfma: {message} (polyfma --help)", markup=False, soft_wrap=True)
+        sys.exit(2)
     except PolyfmaError as error:
         err.print(f"polyfma: {error}", markup=False, soft_wrap=True)
         sys.exit(2)

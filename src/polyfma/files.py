@@ -42,6 +42,13 @@ def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
         yield [stack.enter_context(replacing(path)) for path in paths]
 
 
+def check_writable(folder: str | Path) -> None:
+    """Raises OSError where a folder, or the nearest one above it that exists, takes nothing: before long work, not after it."""
+    existing = next(p for p in (Path(folder).absolute(), *Path(folder).absolute().parents) if p.exists())
+    with tempfile.TemporaryDirectory(dir=existing):
+        pass
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file, replacing an older one whole."""
     with replacing(path) as temporary:

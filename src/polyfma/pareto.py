@@ -15,7 +15,7 @@ from typing import Any
 from polyfma import catalog
 from polyfma.certify import faults_of
 from polyfma.errors import PolyfmaError, UnknownNameError
-from polyfma.formats import get_format
+from polyfma.formats import Format, get_format
 from polyfma.functions import get_function
 from polyfma.hardware.rates import UNITS
 from polyfma.program import Counts, Program
@@ -99,7 +99,7 @@ def candidates_for(function: str, direction: str, fmt: str, tails: bool) -> list
     return [e for e in entries() if (e.function, e.direction, e.format) == (function, direction, fmt) and (e.default or not tails)]
 
 
-def best(function: str, *, direction: str = "forward", format: str = "bf16", max_error: float | None = None,
+def best(function: str, *, direction: str = "forward", format: str | Format = "bf16", max_error: float | None = None,
          max_ulp: float | None = None, max_instructions: int | None = None, tier: str | None = None,
          tails: bool = True) -> Program:  # fmt: skip
     """The catalogue program that fits.
@@ -109,15 +109,19 @@ def best(function: str, *, direction: str = "forward", format: str = "bf16", max
     ``accurate`` is the cheapest within an ulp of max(|f|, 1/4) and monotone to an ulp (where none is, the
     nearest), ``balanced`` the cheapest within 1.5 times the least error of those that compute in their own
     format, ``fast`` the one of fewest instructions. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
-    tails and range. Raises PolyfmaError that says what there is when nothing fits.
+    tails and range; a tier with limits is chosen among the programs within them. Raises PolyfmaError that says what there is when nothing fits.
     """
+    format = get_format(format).name
+    for what, value in (("max_error", max_error), ("max_ulp", max_ulp), ("max_instructions", max_instructions)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0):
+            raise PolyfmaError(f"{what} {value!r} must be a number from 0 up")
+    if function == "exp2":
+        raise UnknownNameError("exp2 programs are cores for [0, 1] and are not ranked; polyfma list --function exp2 shows them, load takes one")
     found = candidates_for(function, direction, format, tails)
     if not found:
         raise UnknownNameError(f"the catalogue has no {function} {direction} in {format}; polyfma list shows what it has, fit makes one")
-    if tier is not None:
-        if tier not in TIERS:
-            raise UnknownNameError(f"unknown tier {tier!r}; known: {', '.join(TIERS)}")
-        return catalog.load(_of_tier(found, tier).name)
+    if tier is not None and tier not in TIERS:
+        raise UnknownNameError(f"unknown tier {tier!r}; known: {', '.join(TIERS)}")
     fits = [
         e
         for e in found
@@ -127,6 +131,8 @@ def best(function: str, *, direction: str = "forward", format: str = "bf16", max
     ]
     if not fits:
         raise PolyfmaError(_nothing_fits(function, direction, format, found))
+    if tier is not None:
+        return catalog.load(_of_tier(fits, tier).name)
     if max_instructions is not None:
         return catalog.load(min(fits, key=lambda e: (e.error, e.instructions, e.name)).name)
     if max_error is None and max_ulp is None:

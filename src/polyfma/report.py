@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from polyfma import __version__, catalog
 from polyfma.certify import certify
-from polyfma.files import write_text
+from polyfma.files import replacing
 from polyfma.pareto import entries, front
 from polyfma.plots import error_picture, pareto_picture
 
@@ -22,12 +23,17 @@ h1, h2 { font-weight: 600; } h2 { margin-top: 2.5rem; border-top: 1px solid #e4e
 table { border-collapse: collapse; } td, th { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #e4e7eb; }
 td:first-child, th:first-child { text-align: left; font-family: ui-monospace, monospace; }
 details { margin: .4rem 0; } summary { cursor: pointer; font-family: ui-monospace, monospace; }
-svg { max-width: 100%; height: auto; } pre { background: #f5f7fa; padding: .7rem; overflow-x: auto; }
+svg, img { max-width: 100%; height: auto; } pre { background: #f5f7fa; padding: .7rem; overflow-x: auto; }
 """
 
 
 def write_fits(path: Path, progress: Callable[..., None]) -> None:
-    """Write the page. Nothing in it is loaded from a network: pictures are inline SVG."""
+    """Write the page. Nothing in it is loaded from a network: the pictures are in it."""
+    with replacing(path) as temporary:  # before the work: a path that cannot be written is refused at once
+        temporary.write_text(_page(progress), encoding="utf-8")
+
+
+def _page(progress: Callable[..., None]) -> str:
     everything = entries()
     keys = list(dict.fromkeys((e.function, e.direction) for e in everything))
     parts = [f"<!doctype html><html lang=en><meta charset=utf-8><title>polyfma: fitted programs</title><style>{_STYLE}</style>",
@@ -43,7 +49,7 @@ def write_fits(path: Path, progress: Callable[..., None]) -> None:
         parts.append("</table>")
         parts += [_details(e.name) for e in best]
         progress(i + 1, len(keys))
-    write_text(path, "\n".join(parts) + "\n")
+    return "\n".join(parts) + "\n"
 
 
 def _details(name: str) -> str:
@@ -53,7 +59,14 @@ def _details(name: str) -> str:
     rows = "".join(f"<tr><td>{html.escape(a)}<td style='text-align:left'>{html.escape(b)}</tr>" for a, b in certificate.summary())
     listing = html.escape("\n".join(program.listing()))
     return (f"<details><summary>{name}</summary><pre>{listing}</pre><p>digest {program.digest}</p><table>{rows}</table>"
-            f"{_svg(error_picture(program, certificate))}</details>")  # fmt: skip
+            f"{_png(error_picture(program, certificate), name)}</details>")  # fmt: skip
+
+
+def _png(figure: Figure, name: str) -> str:
+    """An error curve has tens of thousands of points: drawn as vectors it takes megabytes."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=80)
+    return f"<img alt='error of {html.escape(name)}' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
 
 
 def _svg(figure: Figure) -> str:

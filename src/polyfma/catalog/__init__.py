@@ -32,9 +32,16 @@ def _reading_order(name: str) -> tuple[Any, ...]:
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"(?<=\.d)(\d+)", name))
 
 
-@cache
-def _read(name: str) -> Program:
-    return Program.read(PROGRAMS / f"{name}.json")
+def read_entry(name: str) -> Program:
+    """The catalogue program as it is on disk now. Raises ProgramError for a damaged one or one without digest."""
+    path = PROGRAMS / f"{name}.json"
+    program = Program.read(path)
+    if json.loads(path.read_text(encoding="utf-8")).get("digest") is None:
+        raise ProgramError(f"catalogue program {name} has no digest; make it again: polyfma catalog build --only {name} --force")
+    return program
+
+
+_remembered = cache(read_entry)
 
 
 def load(name: str | Path) -> Program:
@@ -46,10 +53,11 @@ def load(name: str | Path) -> Program:
     text = str(name)
     if len(text) > 1024 or "\0" in text:
         raise UnknownNameError(f"no program {text[:40]!r}...: a name or a path is expected")
+    # The catalogue first: a file or folder of that name in the working directory must not stand before it.
+    if not text.startswith(".") and "/" not in text and (PROGRAMS / f"{text}.json").is_file():
+        return _remembered(text)
     if Path(text).is_dir():
         raise ProgramError(f"{text!r} is a folder; give the program's JSON file in it")
-    if not text.startswith(".") and "/" not in text and (PROGRAMS / f"{text}.json").is_file():
-        return _read(text)
     if Path(text).is_file():
         return Program.read(text)
     if "/" in text or text.endswith(".json"):
@@ -63,8 +71,14 @@ def record(name: str) -> dict[str, Any]:
     """The stored certificate (``certificate``) and fit record (``fit``) of a catalogue program."""
     path = CERTIFICATES / f"{name}.json"
     if not path.is_file():
-        raise UnknownNameError(f"no certificate of {name!r} in the catalogue")
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        raise UnknownNameError(f"no certificate of {name!r} in the catalogue; polyfma catalog build --only {name} makes one of a row of the plan")
+    remedy = f"make it again: polyfma catalog build --only {name} --force"
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ProgramError(f"the catalogue's certificate of {name} is not JSON ({error}); {remedy}") from error
+    if not (isinstance(data, dict) and isinstance(data.get("certificate"), dict) and "digest" in data["certificate"] and "fit" in data):
+        raise ProgramError(f"the catalogue's certificate of {name} is damaged; {remedy}")
     return data
 
 
@@ -72,5 +86,8 @@ def refused() -> dict[str, str]:
     """Rows that the catalogue cannot have, with the reason."""
     if not REFUSED.is_file():
         return {}
-    data: dict[str, str] = json.loads(REFUSED.read_text(encoding="utf-8"))
+    try:
+        data: dict[str, str] = json.loads(REFUSED.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ProgramError(f"the catalogue's {REFUSED.name} is not JSON ({error}); delete it, polyfma catalog build makes it again") from error
     return data

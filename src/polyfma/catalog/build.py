@@ -8,13 +8,16 @@ with more requirements, and the controls.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polyfma.catalog import CERTIFICATES, PROGRAMS, REFUSED, load, record, refused
+from polyfma.catalog import CERTIFICATES, PROGRAMS, REFUSED, read_entry, record, refused
 from polyfma.certify import Certificate, certify
 from polyfma.errors import PolyfmaError
 from polyfma.files import write_text
@@ -29,11 +32,16 @@ from polyfma.hardware import ARCHITECTURE
 from polyfma.program import Program
 from polyfma.published import published
 
+if TYPE_CHECKING:
+    from polyfma.fit.request import Request
+
 FUNCTIONS = ("sigmoid", "tanh", "silu", "gelu", "gelu-tanh", "silu-1.702", "softcap-50")
 FORMATS = ("bf16", "fp16")
 CONTROL_DEGREES = (3, 4, 5, 6)
 SEARCHED_DEGREES = (2, 3, 4, 5, 6)
 CONTROLS = ("endpoint-ls", "sollya")
+LAST_KICKS = 3000  # random steps of the last polish
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -174,12 +182,15 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str
     for folder in (PROGRAMS, CERTIFICATES):  # what a killed worker left half written
         for leftover in folder.glob(".*.json"):
             leftover.unlink()
+    from polyfma.fit.lattice import check_effort
+
+    check_effort(effort)
     known = refused()
     todo = {r.name: r for r in rows if force or r.name not in known}
     # Tables first and in this process, or every worker would make the same ones.
     for function, direction, fmt in dict.fromkeys((r.function, r.direction, r.format) for r in todo.values()):
         get_function(function, direction).table(fmt)
-    pool = ProcessPoolExecutor(max_workers=workers, initializer=_one_thread)
+    pool = ProcessPoolExecutor(max_workers=workers, initializer=_start_worker)
     try:
         _schedule(pool, todo, known, force, effort, progress)
     except BaseException:  # an interrupt: rows in work are lost whole, what is written stays
@@ -189,7 +200,15 @@ def build(rows: list[Row], *, workers: int = 2, force: bool = False, effort: str
             process.terminate()
         raise
     pool.shutdown()
+    _settle(rows)
     return {r.name: known[r.name] for r in rows if r.name in known}
+
+
+def _settle(rows: list[Row]) -> None:
+    """A row may use what was found for a later one: a default row its free twin, where that has no fault."""
+    for row in rows:
+        if row.method == "lattice" and (PROGRAMS / f"{row.name}.json").is_file():
+            _write_better(row, None, last_step=False)
 
 
 def _schedule(pool: ProcessPoolExecutor, todo: dict[str, Row], known: dict[str, str], force: bool, effort: str,
@@ -215,18 +234,20 @@ def _schedule(pool: ProcessPoolExecutor, todo: dict[str, Row], known: dict[str, 
             progress(done, total, row.name)
 
 
-def _one_thread() -> None:
-    """Workers are processes; their searches must not fight for the cores."""
+def _start_worker() -> None:
+    """A worker uses one core, leaves an interrupt to the process that started it, and dies with it."""
     import numba
 
     numba.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
     """Fit (unless the program is there), certify and write one row; the reason if it is refused."""
     path = PROGRAMS / f"{row.name}.json"
-    if not force and path.is_file():
-        _certify_again(row.name)
+    if not force and path.is_file() and _still_holds(row):
         return ""
     options = dict(row.options)
     if row.method == "proved":
@@ -242,8 +263,8 @@ def make_row(row: Row, force: bool = False, effort: str = "normal") -> str:
             return str(error)
         fit = None
     if row.method == "lattice":
-        _write_better(row, fit)
-    elif fit is not None:
+        return _write_better(row, fit)
+    if fit is not None:
         write_entry(Fit(**{**vars(fit), "program": fit.program.renamed(row.name)}))
     return ""
 
@@ -283,18 +304,25 @@ def _relatives(row: Row) -> list[Program]:
     stem = row.name.removesuffix(".free")
     forms = PROVED.get((row.function, row.direction, row.degree), ()) if row.format == "bf16" else ()
     proved = [f"{row.function}.{row.direction}.bf16.{f}-d{row.degree}{s}" for f in forms for s in ("", ".free")]
-    names = [row.name, *row.after, *proved, *(f"{stem}.{control}" for control in CONTROLS)]
-    return [Program.read(PROGRAMS / f"{n}.json") for n in names if (PROGRAMS / f"{n}.json").is_file()]
+    twin = [f"{stem}.free"] if stem == row.name else []
+    names = [row.name, *row.after, *twin, *proved, *(f"{stem}.{control}" for control in CONTROLS)]
+    found = []
+    for name in names:
+        try:
+            found.append(read_entry(name))
+        except PolyfmaError:  # not there yet, or damaged: its own row makes it
+            continue
+    return found
 
 
-def _write_better(row: Row, fit: Fit | None) -> None:
-    """Write the best of what was found and the relatives, under the row's name."""
+def _write_better(row: Row, fit: Fit | None, *, last_step: bool = True) -> str:
+    """Write the best of what was found and the relatives, under the row's name, after a last polish.
+
+    Returns why nothing was written; empty if something was.
+    """
     from polyfma.fit.lattice import METHOD, judged
-    from polyfma.fit.request import Request
 
-    objective = row.options.get("objective", Objective())
-    request = Request(row.function, row.direction, get_format(row.format), row.degree, row.options.get("free", False),
-                      Objective(objective) if isinstance(objective, str) else objective, row.options.get("monotone"))  # fmt: skip
+    request = _request(row)
     found = [] if fit is None else [fit.program]
     for relative in _relatives(row):
         counts, masked = relative.counts, any(op.op == "select" for op in relative.ops)
@@ -306,23 +334,61 @@ def _write_better(row: Row, fit: Fit | None) -> None:
         certificate = certify(program)
         if not request.accepts(certificate):
             judged_programs.append((judged(program, certificate, request), program.counts.instructions, len(judged_programs), program))
+    if not judged_programs:
+        return "no program meets the requirements"
     score, _, _, program = min(judged_programs)
+    if last_step:
+        score, program = _moved(program, score, request)
     named = Program.from_dict({k: v for k, v in program.to_dict().items() if k != "digest"} | {"name": row.name, "degree": row.degree})
     candidates = 0 if fit is None else len(fit.candidates)
     fit_record = {"method": METHOD, "form": named.form, "clamp": named.clamp, "objective": request.objective.name,
                   "distribution": "N(0, 1)" if request.objective.distribution else None, "score": score,
                   "score_mode": "fused", "candidates": candidates}  # fmt: skip
     path = PROGRAMS / f"{row.name}.json"
-    if path.is_file() and Program.read(path).digest == named.digest:
+    if path.is_file() and Program.read(path).digest == named.digest and (CERTIFICATES / path.name).is_file():
         _certify_again(row.name)
-        return
+        return ""
     _write_certificate(row.name, certify(named), fit_record)
     write_text(path, named.to_json())
+    return ""
+
+
+def _moved(program: Program, score: float, request: Request) -> tuple[float, Program]:
+    """Walk and polish in turn for as long as a better program that meets the requirements comes of it."""
+    from polyfma.fit.lattice import judged, walk
+    from polyfma.fit.polish import polish
+
+    improved = True
+    while improved:
+        improved = False
+        for moved in (walk(program, request), polish(program, request, kicks=LAST_KICKS)):
+            certificate = certify(moved)
+            better = judged(moved, certificate, request)
+            if better < score and not request.accepts(certificate):
+                score, program, improved = better, moved, True
+    return score, program
+
+
+def _still_holds(row: Row) -> bool:
+    """Certify a row that is there again; False where it must be made anew: no certificate, or one that it does not earn."""
+    try:
+        _certify_again(row.name)
+    except PolyfmaError:
+        return False
+    return row.method != "lattice" or not _request(row).accepts(certify(read_entry(row.name)))
+
+
+def _request(row: Row) -> Request:
+    from polyfma.fit.request import Request
+
+    objective = row.options.get("objective", Objective())
+    return Request(row.function, row.direction, get_format(row.format), row.degree, row.options.get("free", False),
+                   Objective(objective) if isinstance(objective, str) else objective, row.options.get("monotone"))  # fmt: skip
 
 
 def _certify_again(name: str) -> None:
     stored = record(name)
-    certificate = certify(load(name))
+    certificate = certify(read_entry(name))
     if certificate.differences(stored["certificate"]):
         _write_certificate(name, certificate, stored["fit"])
 

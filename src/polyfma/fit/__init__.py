@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 from polyfma.errors import FitError, UnknownNameError
@@ -25,27 +27,34 @@ def search(function: str, direction: str = "forward", format: str | Format = "bf
     methods = EXP2_METHODS if function == "exp2" else METHODS
     if method not in methods:
         raise UnknownNameError(f"unknown fitting method {method!r} for {function}; known: {', '.join(methods)}")
-    try:
-        if function == "exp2":
-            from polyfma.fit.exp2 import fit_exp2
+    run = _fitter(function, method)
+    named = {"function", "direction", "fmt", "degree", "method"}
+    takes = [n for n in inspect.signature(run).parameters if n not in named]
+    unknown = [n for n in options if n not in takes]
+    if unknown:
+        raise FitError(f"method {method} takes no {', '.join(unknown)}; it takes {', '.join(takes)}")
+    if function == "exp2":
+        return run(direction=direction, degree=degree, method=method, fmt=format, **options)
+    return run(function, direction, format, 4 if degree is None else degree, **options)
 
-            return fit_exp2(direction=direction, degree=degree, method=method, fmt=format, **options)
-        degree = 4 if degree is None else degree
-        if method == "lattice":
-            from polyfma.fit.lattice import fit_lattice
 
-            return fit_lattice(function, direction, format, degree, **options)
-        if method == "endpoint-ls":
-            from polyfma.fit.endpoint_ls import fit_endpoint_ls
+def _fitter(function: str, method: str) -> Callable[..., Fit]:
+    """Imported when first needed: each brings its own libraries."""
+    if function == "exp2":
+        from polyfma.fit.exp2 import fit_exp2
 
-            return fit_endpoint_ls(function, direction, format, degree, **options)
-        from polyfma.fit.minimax import fit_sollya
+        return fit_exp2
+    if method == "lattice":
+        from polyfma.fit.lattice import fit_lattice
 
-        return fit_sollya(function, direction, format, degree, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise FitError(f"method {method}: {error}") from error
-        raise
+        return fit_lattice
+    if method == "endpoint-ls":
+        from polyfma.fit.endpoint_ls import fit_endpoint_ls
+
+        return fit_endpoint_ls
+    from polyfma.fit.minimax import fit_sollya
+
+    return fit_sollya
 
 
 def fit(function: str, direction: str = "forward", format: str | Format = "bf16", degree: int | None = None,

@@ -14,6 +14,7 @@ The same seed gives the same program on any number of threads.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,16 +26,20 @@ from numpy.typing import NDArray
 from polyfma.certify import Certificate, certify
 from polyfma.errors import CoefficientError, FitError
 from polyfma.fit.common import Candidate, Fit, check_degree, check_length
-from polyfma.fit.objective import Objective, expected_error
+from polyfma.fit.inputs import Inputs, scored_inputs, wide_reach
+from polyfma.fit.objective import OBJECTIVES, Objective, expected_error
 from polyfma.fit.real import clamps_worth_trying, forget, jacobian, real_minimax
 from polyfma.fit.request import Request, Shape, shapes
 from polyfma.formats import Format, Values, get_format
 from polyfma.forms import FORMS, get_form
-from polyfma.functions import Function, function_scale
+from polyfma.forms.searched import SEARCHED
+from polyfma.functions import function_scale
 from polyfma.program import Program
 from polyfma.replay import real_values, replay
 
 METHOD = "lattice"
+WALK = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 26, 32, 40, 52)  # the same for the walk from a finished program
+MOST_WALKS = 8
 NEIGHBOURS = (1, 2, 3, 5, 8, 12)  # steps of the format's grid around the best clamps that the later rounds add
 # Samples for each clamp in the rounds of successive halving, and the share of clamps that stay after each.
 EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
@@ -45,67 +50,9 @@ EFFORTS: dict[str, tuple[tuple[int, float], ...]] = {
 }
 # What every shape gets before the best ones get the effort asked for.
 SCOUTS = {"scout": "scout", "quick": "quick", "normal": "scout", "thorough": "quick"}
+POLISHED = 4  # candidates that get a last polish
 MOST_CERTIFIED = 8  # candidates of equal score, of which the judged figure and the instructions decide
 Progress = Callable[[int, int], None]
-
-
-# -- inputs --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where candidates are scored: blocks of x, exact values, weights and limits (see :func:`vm.score`)."""
-
-    x: Values
-    f: Values
-    weight: Values
-    low: Values
-    high: Values
-
-
-def scored_inputs(request: Request, reach: float) -> Inputs:
-    """Both signs up to twice the largest clamp from a size below which nothing changes, and both tails.
-
-    Symmetric functions need one sign. A coarse part comes first, so that most candidates fall early.
-    """
-    target, fmt = request.target, request.fmt
-    start = int(fmt.encode(2.0**-9 * function_scale(target)))
-    positive = np.arange(start, int(fmt.encode(2 * reach)) + 1, dtype=fmt.dtype)
-    if fmt.precision > 8:  # every value near the clamp, a part of the others: the certificate sees them all
-        fine = fmt.decode(positive) > 0.25 * reach
-        positive = positive[fine | (np.arange(positive.size) % 3 == 0)]
-    positive = np.concatenate([positive[::8], np.delete(positive, np.s_[::8])])
-    one_sided = target.shape.symmetry in ("odd", "even") and request.objective.distribution is None
-    sides = [positive] if one_sided else [positive, positive | fmt.dtype.type(fmt.sign_bit)]
-    bits = np.concatenate(sides)
-    exact = target.table(fmt).exact[bits]
-    x = fmt.decode(bits)
-    weight = request.objective.weights(target, fmt, x, exact)
-    if request.objective.distribution is not None:
-        order = np.argsort(x)
-        weight = np.empty_like(x)
-        weight[order] = np.sqrt(request.objective.distribution.probabilities(x[order]))
-    low, high = _output_limits(request, x.size)
-    if not request.free:
-        tail_x, tail_f = _tail_inputs(target, fmt)
-        x, exact = np.concatenate([x, tail_x]), np.concatenate([exact, tail_f])
-        weight = np.concatenate([weight, np.full(tail_x.size, 1e30)])
-        low, high = _output_limits(request, x.size)
-    return Inputs(x, exact, weight, low, high)
-
-
-def _tail_inputs(target: Function, fmt: Format) -> tuple[Values, Values]:
-    """+-largest finite and 0, where the correctly rounded value itself is required."""
-    bits = np.array([fmt.max_bits, fmt.max_bits | fmt.sign_bit, 0], dtype=fmt.dtype)
-    bits = bits[:2] if target.shape.symmetry == "even" else bits
-    return fmt.decode(bits), fmt.decode(target.table(fmt).rounded[bits])
-
-
-def _output_limits(request: Request, size: int) -> tuple[Values, Values]:
-    low, high = request.target.shape.range
-    if request.free or request.direction == "backward" or request.target.shape.symmetry == "residual":
-        low, high = -np.inf, np.inf
-    return np.full(size, low), np.full(size, high)
 
 
 # -- the search ------------------------------------------------------------------------------------------
@@ -124,6 +71,10 @@ class _Job:
     real_error: float
     best: Values
     score: float = np.inf
+
+    def program(self) -> Program:
+        names = self.shape.form.free_names(self.shape.degree)
+        return self.shape.program(dict(zip(names, self.best.tolist(), strict=True)) | {"clamp": self.clamp})
 
 
 def _prepare(shape: Shape, clamps: Sequence[float], starts: dict[float, Values]) -> tuple[Any, list[_Job]]:
@@ -179,8 +130,7 @@ def search_shape(shape: Shape, *, starts: dict[float, Values] | None = None, cla
     from polyfma.fit import vm
 
     fixed = clamps is not None
-    clamps = list(clamps) if clamps is not None else clamps_worth_trying(shape)
-    clamps = sorted({*clamps, *(starts or {})})
+    clamps = list(clamps) if clamps is not None else sorted({*clamps_worth_trying(shape), *(starts or {})})
     code, jobs = _prepare(shape, clamps, starts or {})
     if not jobs:
         return []
@@ -193,12 +143,43 @@ def search_shape(shape: Shape, *, starts: dict[float, Values] | None = None, cla
         jobs = sorted(jobs, key=lambda j: (j.score, j.clamp))
         jobs = jobs[: max(4, int(np.ceil(share * len(jobs))))]
         if i < len(rounds) - 1 and not fixed:
-            jobs += _prepare(shape, _neighbours(shape, jobs), {})[1]
+            jobs += _neighbour_jobs(shape, jobs, NEIGHBOURS)
         if progress:
             progress(i + 1, len(rounds))
-    names = shape.form.free_names(shape.degree)
-    return [(j.score, shape.program(dict(zip(names, j.best.tolist(), strict=True)) | {"clamp": j.clamp}))
-            for j in jobs if np.isfinite(j.score)]  # fmt: skip
+    return [(j.score, j.program()) for j in jobs if np.isfinite(j.score)]
+
+
+def walk(program: Program, request: Request, *, samples: int = 3000) -> Program:
+    """From a program to better ones at clamps near its own, the coefficients moving with the clamp, until none is found.
+
+    For a program of a form that the search knows; any other comes back as it is.
+    """
+    from polyfma.fit import vm
+
+    form = FORMS.get(program.form)
+    names = [n for n in program.consts if re.fullmatch(r"[cd]\d+", n)]
+    degree = next((d for d in range(1, 10) if form and not form.published and sorted(form.free_names(d)) == sorted(names)), None)
+    if form is None or degree is None or program.clamp is None or form.hardware:
+        return program
+    shape, clamp = Shape(form, degree, request), program.clamp
+    values = np.array([program.const_value(n) for n in form.free_names(degree)])
+    inputs = scored_inputs(request, wide_reach(program), every=True)
+    score = np.inf
+    for _ in range(MOST_WALKS):
+        code, jobs = _prepare(shape, [clamp], {clamp: values})
+        if not jobs:
+            break
+        jobs[0].best = values
+        jobs += _neighbour_jobs(shape, jobs, WALK)
+        slopes = _slopes(shape, inputs, jobs[0])
+        blocks = [vm.layout(v) for v in (inputs.x, inputs.f, inputs.low, inputs.high, inputs.weight, slopes)]
+        _round(code, jobs, blocks, samples, seed=request.seed)
+        found = min(jobs, key=lambda j: (j.score, j.clamp))
+        if not found.score < score:
+            break
+        score, clamp, values = found.score, found.clamp, found.best
+        program = found.program()
+    return program
 
 
 def _bias_weight(request: Request) -> float:
@@ -206,11 +187,21 @@ def _bias_weight(request: Request) -> float:
     return -1.0 if request.objective.distribution is None else request.objective.bias_weight
 
 
-def _neighbours(shape: Shape, jobs: list[_Job]) -> list[float]:
+def _neighbour_jobs(shape: Shape, jobs: list[_Job], steps: Sequence[int]) -> list[_Job]:
+    """Jobs at clamps near the best ones; the best point moves with the real solution to be where they start."""
+    added = _prepare(shape, _neighbours(shape, jobs, steps), {})[1]
+    inner = get_format(shape.form.inner) if shape.form.inner else shape.request.fmt
+    for job in added:
+        moved = inner.decode(inner.encode(jobs[0].best + job.centre - jobs[0].centre))
+        job.start = np.where((moved != 0) & (np.abs(moved) < inner.min_normal), np.copysign(inner.min_normal, moved), moved)
+    return added
+
+
+def _neighbours(shape: Shape, jobs: list[_Job], distances: Sequence[int]) -> list[float]:
     """Clamps a few steps from the best ones that are not among the jobs."""
     fmt = shape.request.fmt
     have = {j.clamp for j in jobs}
-    steps = np.array([s for n in NEIGHBOURS for s in (-n, n)])
+    steps = np.array([s for n in distances for s in (-n, n)])
     near = {float(v) for j in jobs[:3] for v in fmt.decode((int(fmt.encode(j.clamp)) + steps).astype(fmt.dtype))}
     return sorted(near - have)
 
@@ -237,27 +228,68 @@ def fit_lattice(
     clamp: float | None = None, free: bool = False, objective: str | Objective = "weighted", monotone: float | None = None,
     seed: int = 0, effort: str = "normal", seeds: Sequence[Program] = (), progress: Progress | None = None,
 ) -> Fit:  # fmt: skip
-    """The best program found for a function within the budget of dN: N + 1 FMA-pipe, N + 6 packed instructions.
+    """The best program found for a function within the budget of dN: at most N coefficients besides a constant term,
+    N + 1 FMA-pipe and N + 6 packed instructions.
 
     ``form`` names one form, ``degree`` is then its own and its cost is what it is; ``clamp`` fixes the clamp; ``free`` drops tails and range; ``objective`` names what is
     minimised (:class:`Objective`); ``monotone`` bounds the certificate's ``monotone_ulps_quarter``; ``seeds`` are
     programs to start from. Raises FitError if nothing meets the requirements.
     """
     f = get_format(fmt)
-    if effort not in EFFORTS:
-        raise FitError(f"unknown effort {effort!r}; known: {', '.join(EFFORTS)}")
+    _check_options(effort, monotone, seed, free, seeds)
     check_degree(degree)
     objective = Objective(objective) if isinstance(objective, str) else objective
+    if not isinstance(objective, Objective):
+        raise FitError(f"objective {objective!r} must be an Objective or one of {', '.join(OBJECTIVES)}")
     request = Request(function, direction, f, degree, free, objective, monotone, seed, effort, form)
     tried = shapes(request)
-    if not tried and form:
-        least = get_form(form).least_degree
-        raise FitError(f"form {form} does not serve {function} {direction} at degree {degree}: it serves"
-                       f" {'/'.join(get_form(form).kinds)} functions from degree {least}")  # fmt: skip
     if not tried:
-        raise FitError(f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions")
+        raise FitError(_why_no_shape(request))
     check_length("clamp Lc", clamp, function_scale(request.target))
-    return _best_of_shapes(request, tried, clamp, seeds, progress)
+    if clamp is None:
+        return _best_of_shapes(request, tried, None, seeds, progress)
+    rounded = float(f.decode(f.encode(clamp)))
+    fit = _best_of_shapes(request, tried, rounded, [s for s in seeds if s.clamp == rounded], progress)
+    return fit if rounded == clamp else replace(fit, note=f"{fit.note + '; ' if fit.note else ''}clamp {clamp:.10g} is {rounded:.10g} in {f}")
+
+
+def check_effort(effort: object) -> None:
+    if not isinstance(effort, str) or effort not in EFFORTS:
+        raise FitError(f"unknown effort {effort!r}; known: {', '.join(EFFORTS)}")
+
+
+def _check_options(effort: object, monotone: object, seed: object, free: object, seeds: Sequence[object]) -> None:
+    check_effort(effort)
+    if monotone is not None and (isinstance(monotone, bool) or not isinstance(monotone, int | float) or not 0 <= monotone < np.inf):
+        raise FitError(f"monotone {monotone!r} must be a number of ulps from 0 up")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise FitError(f"seed {seed!r} must be a whole number from 0 below 2^31")
+    if not isinstance(free, bool):
+        raise FitError(f"free {free!r} must be True or False")
+    for given in seeds:
+        if not isinstance(given, Program):
+            raise FitError(f"seeds must be Programs, not {type(given).__name__}; polyfma.load(name) gives one")
+
+
+def _why_no_shape(request: Request) -> str:
+    """What keeps every form from the request."""
+    target, degree = request.target, request.degree
+    if request.form is not None:
+        form = get_form(request.form)
+        if not form.serves(target):
+            return (f"form {form.name} does not serve {request.function} {request.direction}, which is {target.shape.symmetry}; it serves"
+                    f" {'/'.join(form.families or form.kinds)}{' derivatives' if form.slope else ''}")  # fmt: skip
+        if form.parts or form.hardware:
+            return f"form {form.name} is not searched in the format: it is fitted in parts or has nothing to fit"
+        return f"form {form.name} begins at degree {form.least_degree}, not {degree}"
+    for form in SEARCHED:
+        if form.serves(target):
+            try:
+                form.build("budget", request.function, request.direction, request.fmt, degree,
+                           dict.fromkeys(form.free_names(degree), 0.5) | {"clamp": 4.0})  # fmt: skip
+            except CoefficientError as error:
+                return f"{request.name}: no form can be built: {error}"
+    return f"{request.name}: no form fits the budget of {degree + 1} FMA-pipe and {degree + 6} packed instructions"
 
 
 def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, seeds: Sequence[Program],
@@ -285,11 +317,30 @@ def _best_of_shapes(request: Request, tried: list[Shape], clamp: float | None, s
                     found.append((s, p, shape))
             if progress:
                 progress(len(tried) + i + 1, total)
+    found = [*found, *_polished(request, found, fixed is not None)]
     fit = _certified(request, sorted(found, key=lambda x: (x[0], x[1].counts.instructions)))
     seeded = [judged(p, certify(p), request) for p in seeds if not request.accepts(certify(p))]
     if seeded and fit.score >= min(seeded):
         return replace(fit, note="the search found nothing better than the programs it started from")
     return fit
+
+
+def _polished(request: Request, found: list[tuple[float, Program, Shape]], keep_clamp: bool) -> list[tuple[float, Program, Shape]]:
+    """The best candidates after small steps of all their constants together."""
+    from polyfma.fit.polish import polish
+
+    better: list[tuple[float, Program, Shape]] = []
+    best = sorted(found, key=lambda x: (x[0], x[1].counts.instructions))[:POLISHED]
+    if best and not keep_clamp and request.effort != "scout":
+        score, program, shape = best[0]
+        moved = walk(program, request, samples=EFFORTS[request.effort][-1][0] // 4)
+        best.insert(0, (score * (1 - 1e-9), moved, shape))
+        better += best[:1] if moved != program else []
+    for score, program, shape in best:
+        moved = polish(program, request, keep_clamp=keep_clamp)
+        if moved != program:
+            better.append((score * (1 - 1e-9), moved, shape))  # below the one it came from: certified before it
+    return better
 
 
 def _starts(shape: Shape, seeds: Sequence[Program]) -> dict[float, Values]:

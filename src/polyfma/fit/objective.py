@@ -36,9 +36,8 @@ class Distribution:
         """A histogram file: JSON {"edges": [n + 1 ascending numbers], "counts": [n numbers >= 0]}."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            edges = tuple(float(v) for v in data["edges"])
-            counts = tuple(float(v) for v in data["counts"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            edges, counts = (tuple(float(v) for v in _numbers(data[key])) for key in ("edges", "counts"))
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             raise FitError(f'distribution {str(path)!r} must be JSON {{"edges": [...], "counts": [...]}}: {error}') from error
         return cls.histogram(edges, counts)
 
@@ -48,8 +47,8 @@ class Distribution:
             raise FitError(f"a distribution needs one more edge than counts and at least one count, not {len(edges)} and {len(counts)}")
         if not (np.all(np.isfinite(edges)) and np.all(np.diff(edges) > 0)):
             raise FitError("distribution edges must be finite and ascending")
-        if not (np.all(np.isfinite(counts)) and min(counts) >= 0 and sum(counts) > 0):
-            raise FitError("distribution counts must be finite, not negative, and not all zero")
+        if not (np.all(np.isfinite(counts)) and min(counts) >= 0 and 0 < sum(counts) < np.inf):
+            raise FitError("distribution counts must be finite, as their sum, not negative, and not all zero")
         return cls(tuple(edges), tuple(counts))
 
     def cumulative(self, x: Values) -> Values:
@@ -65,6 +64,13 @@ class Distribution:
         """The probability of each ascending input's rounding interval."""
         middles = (x[1:] + x[:-1]) / 2
         return np.asarray(np.diff(np.concatenate([[0.0], self.cumulative(middles), [1.0]])))
+
+
+def _numbers(values: object) -> list[float]:
+    """A JSON list; a string is a sequence of digits too."""
+    if not isinstance(values, list):
+        raise TypeError(f"a list is expected, not {type(values).__name__}")
+    return values
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ inputs (and exact tails, where the program has them). The argument:
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ from polyfma.certify import certify
 from polyfma.errors import FitError
 from polyfma.formats import BF16, Bits, Values
 from polyfma.forms import centre_of, get_form
-from polyfma.functions import Function
+from polyfma.functions import Function, function_scale
 from polyfma.program import Program
 
 UNIT = 2.0**-8  # unit roundoff of BF16
@@ -80,9 +81,19 @@ _ASSUMPTIONS = (
     "all inputs and coefficients in BF16; every operation rounds once to nearest even, as in certificates",
     "the objective is the largest absolute error over all finite inputs",
     "float64 values of the function are within an ulp of the real ones, hence the margin of 1e-9",
-    "clamps up to 64 and coefficients up to 2^12 in magnitude",
+    "coefficients up to 2^12 in magnitude",
 )
+LARGEST_CLAMP = 64.0  # in the function's own scale
 _SUPPORTED = ("fused-odd", "fused-odd-relu", "fused-odd-limited", "rounded-odd", "rounded-odd-limited", "fused-even")
+
+
+def _check_form(program: Program) -> None:
+    """The claim is about a form: the program's operations must be those that the form builds."""
+    values = {name: program.const_value(name) for name in program.consts}
+    degree = max((int(n[1:]) for n in program.consts if re.fullmatch(r"c\d+", n)), default=0)
+    built = get_form(program.form).build(program.name, program.function, program.direction, program.format, degree, values)
+    if (built.ops, built.outputs) != (program.ops, program.outputs):
+        raise FitError(f"{program.name}: its operations are not those of form {program.form}, which it names; there is nothing to prove")
 
 
 class _Case:
@@ -93,6 +104,7 @@ class _Case:
         if program.format != "bf16" or form.name not in _SUPPORTED:
             raise FitError(f"{program.name}: proofs exist for BF16 programs of the forms {', '.join(_SUPPORTED)}, not"
                            f" {program.format} {program.form}")  # fmt: skip
+        _check_form(program)
         self.program, self.form = program, form
         self.even = form.name == "fused-even"
         names = [n for n in program.consts if n[0] == "c" and n[1:].isdigit()]
@@ -109,8 +121,12 @@ class _Case:
         self.tails = certificate.exact_tails
         self.target: Function = program.target
         self.exact = self.target.table(BF16).exact
-        self.t_bits: Bits = np.arange(int(BF16.encode(2.0**-5)), int(BF16.encode(64.0)) + 1, dtype=np.uint16)
+        scale = function_scale(self.target)
+        self.assumptions = (*_ASSUMPTIONS, f"clamps from {2.0**-5 * scale:g} to {LARGEST_CLAMP * scale:g}")
+        self.t_bits: Bits = np.arange(int(BF16.encode(2.0**-5 * scale)), int(BF16.encode(LARGEST_CLAMP * scale)) + 1, dtype=np.uint16)
         self.t = BF16.decode(self.t_bits)
+        if not self.t[0] <= (program.clamp or 0.0) <= self.t[-1]:
+            raise FitError(f"{program.name}: its clamp {program.clamp:g} is not among those enumerated, {self.t[0]:g} to {self.t[-1]:g}")
         self.low, self.high = self._intervals()
 
     # -- step 1 --------------------------------------------------------------------------------------
@@ -338,7 +354,7 @@ def prove(program: Program, *, progress: Progress | None = None) -> Proof:
             break
     return Proof(program.name, program.digest, program.form, program.degree, program.format, case.error, case.tails,
                  better is None, better, int(clamps.size), **totals, seconds=time.perf_counter() - started,
-                 assumptions=_ASSUMPTIONS)  # fmt: skip
+                 assumptions=case.assumptions)  # fmt: skip
 
 
 def _none_beyond(case: _Case, clamp: int, totals: dict[str, int]) -> bool:

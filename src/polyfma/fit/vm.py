@@ -279,16 +279,22 @@ def _nearest(value: float, fmt: int) -> float:
 
 
 @njit(cache=True)
+def _uniform(state: NDArray[np.uint64]) -> float:
+    """Xorshift: a number in [0, 1)."""
+    z = state[0]
+    z ^= z << np.uint64(13)
+    z ^= z >> np.uint64(7)
+    z ^= z << np.uint64(17)
+    state[0] = z
+    return np.float64(z >> np.uint64(11)) * 2.0**-53
+
+
+@njit(cache=True)
 def _normal(state: NDArray[np.uint64]) -> float:
     """A standard normal number: the sum of four uniforms, near enough for choosing candidates."""
     total = 0.0
     for _ in range(4):
-        z = state[0]
-        z ^= z << np.uint64(13)
-        z ^= z >> np.uint64(7)
-        z ^= z << np.uint64(17)
-        state[0] = z
-        total += np.float64(z >> np.uint64(11)) * 2.0**-53
+        total += _uniform(state)
     return (total - 2.0) * 1.7320508075688772
 
 
@@ -421,6 +427,42 @@ def _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope,
                             for k in range(n):
                                 best[k] = c[k]
     return top
+
+
+@njit(cache=True)
+def _kick(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, top, best, samples, seed):
+    """Random steps of two to four constants at once from the best point, the first solved each time; each find is polished."""
+    n = where.size
+    state = np.array([np.uint64(seed * 2654435761 + 88172645463325252)], dtype=np.uint64)
+    c = np.empty(n)
+    for _ in range(samples):
+        for k in range(n):
+            c[k] = best[k]
+        for _ in range(2 + int(abs(_normal(state)) * 1.2) % 3):
+            k = min(n - 1, int(_uniform(state) * n))
+            c[k] = _step(c[k], int(np.rint(_normal(state) * 2.5)), fmt)
+        for k in range(n):
+            _put(slots, where[k], c[k])
+        found = _solve_last(ops, slots, output, where, c, fmt, x, target, low, high, weight, slope, order, bias, top)
+        if found < top:
+            for k in range(n):
+                best[k] = c[k]
+            top = _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, found, best)
+    return top
+
+
+@njit(cache=True)
+def polish_one(ops, constants, where, output, fmt, x, target, low, high, weight, slope, bias, best, samples, seed):
+    """:func:`_polish` and :func:`_kick` from the constants in ``best``, which receives what they find; whether that is better."""
+    slots = np.empty((constants.size, BLOCK))
+    for s in range(constants.size):
+        _put(slots, s, constants[s])
+    for k in range(where.size):
+        _put(slots, where[k], best[k])
+    order = np.arange(x.shape[0])
+    start, _ = score(ops, slots, output, x, target, low, high, weight, slope, order, bias, 1e30)
+    top = _polish(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, start, best)
+    return _kick(ops, slots, output, where, fmt, x, target, low, high, weight, slope, order, bias, top, best, samples, seed) < start
 
 
 @njit(cache=True, parallel=True)

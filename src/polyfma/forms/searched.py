@@ -205,6 +205,8 @@ def _even_square_model(target: Function, x: Values, degree: int, clamp: float) -
 
 def _slope(d: Draft) -> str:
     """-1/Lc, rounded away from zero so that 1 - Lc/Lc is not above 0 and relu makes it exactly 0."""
+    if "slope" in d.values:  # one that a search moved: any steeper one makes the tail exact too
+        return d.const("slope")
     clamp = d.values["clamp"]
     value = -1 / clamp
     rounded = float(d.fmt.decode(d.fmt.encode(value)))
