@@ -32,6 +32,7 @@ docs: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/foundation.py
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/audits.py
 
 clean:
 	rm -rf $(VENV) build dist polyfma-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -95,6 +96,41 @@ def tiers_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def result(path: str) -> dict[str, Any]:
+    """A checked-in benchmark result."""
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / path).read_text(encoding="utf-8"))
+    return found
+
+
+def audit_table() -> str:
+    """Machine instructions on sm_90 and sm_100 beside the program's own count, and clocks where rates are known."""
+    audits = {(a["program"], a["architecture"]): a for a in result("cpu/audits.json")["audits"]}
+    lines = ["| program | its own count: FMA + ALU + MUFU | sm_90: FMA + ALU + MUFU | sm_90: clocks of an SM for 32 pairs | sm_100: FMA + ALU + MUFU | once a thread |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    for name in dict.fromkeys(n for n, _ in audits):
+        here, next_one = audits[name, "sm_90"], audits[name, "sm_100"]
+        counts = [" + ".join(f"{c[p]:g}" for p in ("fma", "alu", "mufu")) for c in (here["claimed"], here["pipes"], next_one["pipes"])]
+        once = ", ".join(f"{n} {o}" for o, n in here["setup"].items()) or "-"
+        lines.append(f"| `{name}` | {counts[0]} | {counts[1]} | {here['cost']:g} | {counts[2]} | {once} |")
+    return "\n".join(lines) + "\n"
+
+
+def rates_table() -> str:
+    rates = result("h200/rates.json")
+    lines = [f"| instruction | {rates['device']}: median (lowest .. highest) | nominal |", "|---|---|---|"]
+    lines += [f"| `{r['instruction']}` | {r['median']:.1f} ({r['lowest']:.1f} .. {r['highest']:.1f}) | {r['nominal']} ({r['pipe']}) |" for r in rates["rates"]]
+    return "\n".join(lines) + "\n"
+
+
+def emitted_table() -> str:
+    lines = ["| target | layout | programs | results compared | differ | device |", "|---|---|---|---|---|---|"]
+    for target in ("cuda", "triton", "cute"):
+        run = result(f"h200/emitted-{target}.json")
+        for layout, r in run["results"][target].items():
+            lines.append(f"| {target} | {layout} | {run['programs'][target]} | {r['compared']:,} | {r['differ']} | {run['device']} |")
+    return "\n".join(lines) + "\n"
+
+
 def catalog_functions() -> list[str]:
     return list(BUILT_FUNCTIONS)
 
@@ -103,6 +139,7 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"summary": summary_table},
     ROOT / "docs" / "programs.md": {"defaults": defaults_table, "tiers": tiers_table},
     ROOT / "docs" / "proofs.md": {"proofs": proofs_table},
+    ROOT / "docs" / "kernels.md": {"audit": audit_table, "rates": rates_table, "emitted": emitted_table},
 }
 
 

@@ -5,8 +5,9 @@ kernels without the block are taken off. A 32nd of the difference is what a pair
 for constants in registers (moves, and the PRMT with which ptxas doubles a 16-bit constant). A loop would not tell the
 two apart: ptxas makes the constants anew in every pass of a short one.
 
-The machine may differ from the program's own count, which is of operations: ``abs.bf16x2`` is an HFMA2 on the FMA pipe,
-``abs.f16x2`` a free modifier of the next instruction, ``neg`` too; a packed ``tanh.approx`` or ``ex2.approx`` is two MUFU.
+The machine may differ from the program's own count, which is of operations: ``abs.bf16x2`` is an HFMA2 on the FMA pipe
+at half its rate, ``abs.f16x2`` a free modifier of the next instruction, ``neg`` too; a packed ``tanh.approx`` or
+``ex2.approx`` is two MUFU and, in BF16, a PRMT that joins them.
 """
 
 from __future__ import annotations
@@ -160,6 +161,8 @@ def _named(opcode: str, operands: str) -> str:
     stem = opcode.split(".")[0]
     _, *sources = (o.strip() for o in operands.split(","))
     zeros_and_numbers = stem in ("HFMA2", "FFMA", "HADD2", "FADD") and not any(re.search(r"R\d", o) for o in sources)
+    if stem == "HFMA2" and sum(o.lstrip("-").split(".")[0] == "RZ" for o in sources) == 2 and "|" in operands:
+        return f"{opcode} (abs)"
     doubled = stem == "PRMT" and sources[1:2] == ["0x5410"] and sources[0].split(".")[0] == sources[2].split(".")[0]
     return f"MOV ({opcode})" if zeros_and_numbers or doubled else opcode
 
@@ -179,6 +182,8 @@ def _cost(opcodes: Mapping[str, float], rates: Rates) -> float:
         rate = {"alu": rates.alu, "cvt": rates.cvt, "mufu": rates.mufu}.get(pipe)
         if pipe == "fma":
             rate = rates.fma_f32 if opcode[0] == "F" else rates.fma_bf16 if ".BF16" in opcode else rates.fma_f16
+            if opcode.endswith("(abs)"):  # only one half of the pipe takes it: half the rate, measured on an H200
+                rate //= 2
         if rate:
             busy["alu" if pipe == "cvt" else pipe] += 32 * count / rate
     return max(busy.values())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from polyfma.emit.tools import find_tool
+from polyfma.errors import MissingToolError
 from polyfma.functions import cache_directory
 
 
@@ -32,8 +33,12 @@ _PACKAGES = (
     ("scipy", "linear programmes and distributions", "no minimax fits, no bias figures"),
     ("numba", "the search in the format", "no lattice fits"),
     ("matplotlib", "pictures", "fit and reproduce cannot draw"),
+    ("triton", "running emitted Triton functions; brings ptxas and cuobjdump", "emitted Triton source cannot be run here"),
 )
 _TOOLS = (
+    ("ptxas", "audit", "polyfma audit is off", "pip install triton, or install a CUDA toolkit"),
+    ("cuobjdump", "audit", "polyfma audit is off", "pip install triton, or install a CUDA toolkit"),
+    ("nvcc", "compiling emitted CUDA headers", "nothing here needs it", "install a CUDA toolkit"),
     ("sollya", "the fpminimax control", "method sollya and the Sollya columns of table 2 are off",
      "Debian: apt-get install sollya"),
 )  # fmt: skip
@@ -60,8 +65,9 @@ def _package_version(name: str) -> str:
 
 
 def _tool_version(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
+    try:
+        path = find_tool(name)
+    except MissingToolError:
         return ""
     try:
         text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
