@@ -40,6 +40,7 @@ FORMATS = ("bf16", "fp16")
 CONTROL_DEGREES = (3, 4, 5, 6)
 SEARCHED_DEGREES = (2, 3, 4, 5, 6)
 CONTROLS = ("endpoint-ls", "sollya")
+MOST_MOVES = 3
 LAST_KICKS = 3000  # random steps of the last polish
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -358,9 +359,9 @@ def _moved(program: Program, score: float, request: Request) -> tuple[float, Pro
     from polyfma.fit.lattice import judged, walk
     from polyfma.fit.polish import polish
 
-    improved = True
-    while improved:
-        improved = False
+    improved, rounds = True, 0
+    while improved and rounds < MOST_MOVES:  # a wider inner format has steps so small that there is always another
+        improved, rounds = False, rounds + 1
         for moved in (walk(program, request), polish(program, request, kicks=LAST_KICKS)):
             certificate = certify(moved)
             better = judged(moved, certificate, request)
