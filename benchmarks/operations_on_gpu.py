@@ -19,31 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from polyfma.emit.lowering import opcode
 from polyfma.formats import BF16, FP16, Format
+from polyfma.program import OPERATIONS
 from polyfma.replay import _FUSED
 
-SUFFIX = {"bf16": "bf16x2", "fp16": "f16x2"}
-# IR name: (PTX with {t} for the packed type, operands)
-PTX = {
-    "fma": ("fma.rn.{t} %0, %1, %2, %3;", 3),
-    "fma.relu": ("fma.rn.relu.{t} %0, %1, %2, %3;", 3),
-    "fma.sat": ("fma.rn.sat.{t} %0, %1, %2, %3;", 3),
-    "mul": ("mul.rn.{t} %0, %1, %2;", 2),
-    "add": ("add.rn.{t} %0, %1, %2;", 2),
-    "sub": ("sub.rn.{t} %0, %1, %2;", 2),
-    "min": ("min.{t} %0, %1, %2;", 2),
-    "max": ("max.{t} %0, %1, %2;", 2),
-    "min.nan": ("min.NaN.{t} %0, %1, %2;", 2),
-    "max.nan": ("max.NaN.{t} %0, %1, %2;", 2),
-    "min.xorsign.abs": ("min.xorsign.abs.{t} %0, %1, %2;", 2),
-    "min.nan.xorsign.abs": ("min.NaN.xorsign.abs.{t} %0, %1, %2;", 2),
-    "abs": ("abs.{t} %0, %1;", 1),
-    "neg": ("neg.{t} %0, %1;", 1),
-    "set.ge": ("set.ge.u32.{t} %0, %1, %2;", 2),
-    "set.gt": ("set.gt.u32.{t} %0, %1, %2;", 2),
-    "tanh.approx": ("tanh.approx.{t} %0, %1;", 1),
-    "ex2.approx": ("ex2.approx{ftz}.{t} %0, %1;", 1),
-}
+# copysign and select are bit operations; a conversion is compared with ml_dtypes in the tests.
+NAMES = [n for n in OPERATIONS if n not in ("copysign", "select", "cvt")]
 KERNEL = """
 extern "C" __global__ void k_{index}(const unsigned* a, const unsigned* b, const unsigned* c, unsigned* y, int n) {{
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -73,13 +55,14 @@ PROTOCOL = (
 
 
 def rows() -> list[tuple[str, Format, str, int]]:
+    """Operation, format, PTX with operands %0, %1, ..., operand count."""
     found = []
     for fmt in (BF16, FP16):
-        for name, (text, arity) in PTX.items():
-            if name == "fma.sat" and fmt is BF16:
+        for name in NAMES:
+            if (name, fmt) == ("fma.sat", BF16):
                 continue
-            ptx = text.format(t=SUFFIX[fmt.name], ftz=".ftz" if fmt is BF16 else "")
-            found.append((name, fmt, ptx, arity))
+            arity = OPERATIONS[name].arity
+            found.append((name, fmt, f"{opcode(name, fmt)} {', '.join(f'%{i}' for i in range(arity + 1))};", arity))
     return found
 
 

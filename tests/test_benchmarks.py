@@ -41,3 +41,33 @@ def test_the_checked_in_result_covers_every_arithmetic_operation() -> None:
             assert (op, fmt) in compared or (op, fmt) == ("fma.sat", "bf16")
     assert all(o["differ"] == 0 and o["compared"] >= 1 << 21 for o in result["operations"])
     assert result["device"] == "NVIDIA H200" and result["driver"] and result["nvcc"]
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@pytest.mark.parametrize("target", ["cuda", "triton", "cute"])
+def test_the_gpu_ran_the_catalogue_as_it_is(target: str) -> None:
+    """What docs/kernels.md says of silicon is about these programs: same digests, no result different."""
+    import polyfma as pf
+
+    run = json.loads((RESULTS / "h200" / f"emitted-{target}.json").read_text())
+    assert run["digests"] == {n: pf.load(n).digest[:16] for n in pf.programs()}
+    assert run["differing"] == [] and run["programs"][target] == len(pf.programs())
+    for layout in ("packed", "f32-packed", "f32"):
+        assert run["results"][target][layout]["compared"] >= 2 * 65536 * len(pf.programs()) and run["results"][target][layout]["differ"] == 0
+
+
+def test_nominal_rates_are_near_what_was_measured() -> None:
+    """Within a tenth, but for what the file says of packed MUFU (two instructions) and abs (one half of the pipe)."""
+    rates = json.loads((RESULTS / "h200" / "rates.json").read_text())["rates"]
+    for r in rates:
+        halved = r["instruction"].startswith("abs") or (r["pipe"] == "mufu" and "x2" in r["instruction"])
+        assert 0.9 <= r["median"] / (r["nominal"] / (2 if halved else 1)) <= 1.02, r["instruction"]
+
+
+def test_audits_are_of_the_catalogue_as_it_is() -> None:
+    import polyfma as pf
+
+    for a in json.loads((RESULTS / "cpu" / "audits.json").read_text())["audits"]:
+        assert "refused" in a or a["digest"] == pf.load(a["program"]).digest, a["program"]

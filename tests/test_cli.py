@@ -113,7 +113,7 @@ def test_emit_and_audit(tmp_path: Path) -> None:
     done = run("emit", "silu.forward.bf16.d4", "--target", "c", "--out", str(tmp_path / "silu.h"))
     assert done.returncode == 0 and (tmp_path / "silu.h").read_text() == pf.emit(pf.load("silu.forward.bf16.d4"), "c")
     audited = json.loads(run("audit", "silu.forward.bf16.d4", "--arch", "sm_90,sm_100", "--json").stdout)
-    assert [a["architecture"] for a in audited] == ["sm_90", "sm_100"] and audited[0]["cost"] == 1.5 and audited[1]["cost"] is None
+    assert [a["architecture"] for a in audited] == ["sm_90", "sm_100"] and audited[0]["cost"] == 1.75 and audited[1]["cost"] is None
     assert "machine instructions" in run("audit", "silu.forward.bf16.d4").stdout
 
 

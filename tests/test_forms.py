@@ -36,7 +36,7 @@ def test_the_three_silu_forms_are_three() -> None:
 
 def served(form: Form) -> tuple[str, str]:
     """A function and direction that the form serves."""
-    every = [(f, d) for f in ("tanh", "sigmoid", "silu", "exp2") for d in ("forward", "backward")]
+    every = [(f, d) for f in ("tanh", "sigmoid", "silu", "gelu-tanh", "softcap-50", "exp2") for d in ("forward", "backward")]
     return next(pair for pair in every if form.serves(get_function(*pair)))
 
 

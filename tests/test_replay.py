@@ -8,6 +8,7 @@ import polyfma as pf
 from polyfma import Op, Program, ProgramError, UnknownNameError
 from polyfma.forms import FORMS, get_form
 
+# The hardware's own functions are tables of what a GPU gave; no oracle has them, benchmarks/emitted_on_gpu.py holds them against one.
 REPRESENTATIVES = {pf.load(name).form: name for name in pf.programs()}
 
 
@@ -30,14 +31,14 @@ def check(program: Program, inputs: list[int], mode: str = "fused") -> None:
             assert int(y[i]) == wanted[name], (program.name, mode, hex(x), hex(int(y[i])), hex(wanted[name]))
 
 
-@pytest.mark.parametrize("name", pf.programs())
+@pytest.mark.parametrize("name", [n for n in pf.programs() if not pf.load(n).counts.mufu])
 def test_every_catalogue_program_agrees_with_exact_integers(name: str) -> None:
     program = pf.load(name)
     check(program, sample(program.format, 40, 1))
     check(program, sample(program.format, 10, 2), mode="split")
 
 
-@pytest.mark.parametrize("form", sorted(REPRESENTATIVES))
+@pytest.mark.parametrize("form", sorted(f for f in REPRESENTATIVES if not FORMS[f].hardware))
 def test_one_program_of_each_form_on_every_fifth_input(form: str) -> None:
     check(pf.load(REPRESENTATIVES[form]), list(range(0, 1 << 16, 5)))
 
@@ -74,7 +75,7 @@ def test_real_mode_agrees_with_every_forms_model() -> None:
     for name in REPRESENTATIVES.values():
         p = pf.load(name)
         form = get_form(p.form)
-        if form.parts or form.own_coefficients is not None or form.slope or "slope" in p.consts:
+        if form.hardware or form.parts or form.own_coefficients is not None or form.slope or "slope" in p.consts:
             continue  # fitted in parts, not linear, joined by min and max, or with -1/Lc rounded to a constant
         # A default name's degree is its budget; the form's own is that of its coefficients.
         degree = next(d for d in (p.degree, *range(1, 10)) if set(form.free_names(d)) == set(p.consts) & set(form.free_names(9)) or not form.clamped)

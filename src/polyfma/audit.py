@@ -7,7 +7,7 @@ two apart: ptxas makes the constants anew in every pass of a short one.
 
 The machine may differ from the program's own count, which is of operations: ``abs.bf16x2`` is an HFMA2 on the FMA pipe
 at half its rate, ``abs.f16x2`` a free modifier of the next instruction, ``neg`` too; a packed ``tanh.approx`` or
-``ex2.approx`` is two MUFU and, in BF16, a PRMT that joins them.
+``ex2.approx`` is two MUFU and a PRMT that joins them.
 """
 
 from __future__ import annotations
