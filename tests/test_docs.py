@@ -97,4 +97,4 @@ def test_the_table_of_sequences_is_what_they_cost() -> None:
 
     assert [cost(op, "sm_86") for op in ("add", "sub", "mul")] == [1, 1, 1]
     assert cost("set.gt", "sm_86") == 7
-    assert cost("min.nan.xorsign.abs", "sm_80") == 5 and "| `abs`, `min`, `xor`, `lop3` | 4 |" in TEXT  # one abs less where the clamp is positive
+    assert cost("min.nan.xorsign.abs", "sm_80") == 5 and "one more `abs` unless the limit is a positive constant | 4 |" in TEXT

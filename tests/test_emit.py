@@ -43,7 +43,7 @@ def interpreted(program: pf.Program, text: str, layout: str, low: np.ndarray, hi
     registers = machine.run(ptx.body(text))
     found = {}
     for output in program.outputs:
-        stem = "y" if len(program.outputs) == 1 else output
+        stem = "y" if len(program.outputs) == 1 else f"y_{output}"
         if layout == "f32":
             found[output] = tuple(ptx.encode(kind, ptx.decode("f32", registers[f"{stem}{i}"])) for i in (0, 1))
         else:
@@ -147,7 +147,7 @@ def test_c_of_every_program_gives_the_bits_of_replay(tmp_path: Path) -> None:
     for i, name in enumerate(PORTABLE):
         program = pf.load(name)
         text = pf.emit(program, "c")
-        source.append(text if i == 0 else text[text.index("#endif\n", text.index("pf_cvt(pf_format to")) + 7 :])
+        source.append(text if i == 0 else text[text.index("#ifndef POLYFMA_" + identifier(program)) :])
         for output in program.outputs:
             function = f"polyfma_{identifier(program)}" + ("" if len(program.outputs) == 1 else f"_{output}")
             calls.append((program, output, f"void run_{i}_{output}(uint16_t *y) {{ for (long k = 0; k < 65536; ++k) y[k] = {function}((uint16_t)k); }}"))
@@ -344,6 +344,106 @@ def test_cute_functions_compile_inside_flash_attention(arch: str, names: list[st
             assert (constant * 2 if len(constant) == 4 else constant).lower() in text.lower(), p.name
 
 
+# -- programs of one's own -------------------------------------------------------------------------------
+
+
+def own(consts: dict, ops: list[tuple[str, str, str]], outputs: dict | None = None, name: str = "own", fmt: str = "bf16") -> pf.Program:
+    """ops are (operation, result, operands separated by spaces)."""
+    made = tuple(pf.Op(op, dst, tuple(src.split()), fmt) for op, dst, src in ops)
+    return pf.Program(name, "tanh", "forward", fmt, 1, "odd", ("x",), consts, made, outputs or {"value": ops[-1][1]})
+
+
+AWKWARD = {
+    "constants named as stand-ins": own({"minus_one": "3f00", "plus_one": "4000", "minus_zero": "bf80"}, [
+        ("mul", "a", "x minus_one"), ("sub", "b", "a x"), ("add", "c", "b plus_one"), ("mul", "y", "c minus_zero")]),
+    "the input is an output": own({"c": "3f00"}, [("fma", "a", "x x c")], {"value": "a", "same": "x"}),
+    "names like registers": own({"k": "3f00"}, [("mul", "b", "x k"), ("add", "a", "b b"), ("add", "r_b", "a k")], {"r_b": "a", "value": "b", "x": "r_b"}),
+    "names like lanes": own({"x0": "3f80", "y0": "4000"}, [("add", "x1", "x x0"), ("mul", "y_value", "x1 y0")], {"y": "x1", "x": "y_value"}),
+    "two outputs, one source": own({"c": "3f00"}, [("add", "a", "x c")], {"value": "a", "derivative": "a"}),
+    "three outputs": own({"c": "3f00"}, [("add", "a", "x c"), ("mul", "b", "a a"), ("neg", "d", "b")], {"value": "a", "derivative": "b", "third": "d"}),
+    "unused operations": own({"c": "3f00", "d": "7f80"}, [("add", "u", "x d"), ("add", "a", "x c")], {"value": "a"}),
+    "nothing but the input": own({}, [("abs", "a", "x")], {"value": "x"}),
+    "words of C++": own({"int": "3f00"}, [("add", "class", "x int"), ("mul", "float", "class class")], {"register": "float", "asm": "class"}, "int"),
+    "words of Python": own({"lambda": "3f00"}, [("add", "import", "x lambda")], {"value": "import"}, "class"),
+    "infinite and negative constants": own({"i": "ff80", "n": "bf80", "z": "8000"}, [
+        ("min.nan.xorsign.abs", "a", "x n"), ("max", "b", "a i"), ("fma", "c", "b n z"), ("copysign", "y", "c n")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", AWKWARD)
+def test_awkward_programs_give_the_bits_of_replay(label: str) -> None:
+    for layout in LAYOUTS:
+        for arch in ("sm_80", "sm_86", "sm_90"):
+            assert check(AWKWARD[label], layout, arch) == 0, (layout, arch)
+
+
+def test_awkward_programs_compile_for_every_target(nvcc: None, tmp_path: Path) -> None:
+    from polyfma.emit.tools import find_tool
+
+    text = ""
+    for i, (label, program) in enumerate(AWKWARD.items()):
+        program = program.renamed(f"{program.name}{i}" if program.name == "own" else program.name)
+        for layout in LAYOUTS:
+            (tmp_path / "p.ptx").write_text(pf.emit(program, "ptx", layout=layout))
+            done = subprocess.run([find_tool("ptxas"), "-arch=sm_90", "-o", "p.o", "p.ptx"], cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, (label, layout, done.stderr)
+        (tmp_path / f"{i}.cuh").write_text(pf.emit(program, "cuda"))
+        text += f'#include "{i}.cuh"\n#include "{i}.cuh"\n'
+        (tmp_path / "p.h").write_text(pf.emit(program, "c"))
+        (tmp_path / "p.c").write_text('#include "p.h"\n#include "p.h"\nint main(void) { return 0; }\n')
+        subprocess.run(["gcc", "-std=c99", "-pedantic", "-Wall", "-Wextra", "-Wno-unused-function", "-Werror", "-c", "p.c"], cwd=tmp_path, check=True)
+        subprocess.run(["g++", "-std=c++17", "-x", "c++", "-Wall", "-Wno-unused-function", "-Werror", "-c", "p.c"], cwd=tmp_path, check=True)
+        for target in ("triton", "cute"):
+            compile(pf.emit(program, target), label, "exec")
+    (tmp_path / "all.cu").write_text(text + "int main() { return 0; }\n")
+    done = subprocess.run(["nvcc", "-arch=sm_90", "-c", "all.cu"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_headers_stand_together_and_never_hide_one_another(nvcc: None, tmp_path: Path) -> None:
+    hardware = pf.load("tanh.forward.bf16.hardware")
+    d3, d4 = pf.load("tanh.forward.bf16.d3"), pf.load("tanh.forward.bf16.d4")
+    for i, source in enumerate((pf.emit(pf.Hybrid(hardware, d3, 2), "cuda"), pf.emit(pf.Hybrid(hardware, d4, 2), "cuda"), pf.emit(d4, "cuda"),
+                                pf.emit(hardware, "cuda"))):  # fmt: skip
+        (tmp_path / f"{i}.cuh").write_text(source)
+    (tmp_path / "all.cu").write_text("".join(f'#include "{i}.cuh"\n' for i in range(4)))
+    subprocess.run(["nvcc", "-arch=sm_90", "-c", "all.cu"], cwd=tmp_path, check=True)
+    a, b = own({"c": "3f00"}, [("add", "a", "x c")], name="a.b"), own({"c": "3f80"}, [("add", "a", "x c")], name="a-b")
+    (tmp_path / "two.c").write_text(pf.emit(a, "c") + pf.emit(b, "c"))
+    done = subprocess.run(["gcc", "-c", "two.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "two polyfma programs have the identifier program_a_b" in done.stderr
+    done = subprocess.run(["gcc", "-Ofast", "-c", "p.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    (tmp_path / "p.c").write_text(pf.emit(a, "c"))
+    done = subprocess.run(["gcc", "-Ofast", "-c", "p.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "compile without -ffast-math" in done.stderr
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103a", "sm_120", "sm_120f", "sm_121"])
+def test_ptx_assembles_for_every_architecture(arch: str, tmp_path: Path) -> None:
+    from polyfma.emit.architecture import get_architecture
+    from polyfma.emit.tools import assemble, find_tool, version_of
+
+    if float(version_of(find_tool("ptxas")) or 0) < 13:
+        pytest.skip("ptxas older than 13.0 does not know every architecture")
+    for name in ("silu.forward.bf16.d4", "sigmoid.forward.bf16.coupled-d3.endpoint-ls", "tanh.forward.fp16.fp32-fused-odd-limited-d8"):
+        for layout in LAYOUTS:
+            (tmp_path / "p.ptx").write_text(pf.emit(pf.load(name), "ptx", arch=arch, layout=layout))
+            assemble(tmp_path / "p.ptx", tmp_path / "p.cubin", get_architecture(arch))
+
+
+def test_a_scaled_source_says_what_it_was_measured_against() -> None:
+    """The function of the scaled program is another one: no certificate of the base stands over it."""
+    base = pf.load("sigmoid.forward.bf16.d4")
+    text = pf.emit(base, "cuda", output_scale=2.0**-12)
+    assert f"folded from {base.name}, digest {base.digest}" in text and "certified" not in text
+    assert "computes 0.000244140625 f(1 x), f = sigmoid forward" in text and "0 results are not the scaled bits" in text
+    error = float(re.search(r"max \|error\| (\S+) against the scaled function", text)[1])
+    assert error == pytest.approx(pf.certify(base).max_abs_error / 4096, rel=1e-3)
+    half = pf.emit(pf.load("silu.forward.fp16.times-sigmoid-d4"), "ptx", output_scale=0.25)
+    differ = int(re.search(r"; (\d+) results are not the scaled bits", half)[1])
+    assert differ > 0  # intermediate results are subnormal there, and the source says so
+
+
 # -- headers, refusals, hybrids --------------------------------------------------------------------------
 
 
@@ -414,6 +514,10 @@ def test_refusals() -> None:
         ({"target": "ptx", "arch": "sm_91"}, r"unknown architecture 'sm_91'; known: sm_70"),
         ({"target": "ptx", "arch": "hopper"}, r"unknown architecture 'hopper'"),
         ({"target": "ptx", "arch": "sm_86a"}, r"unknown architecture 'sm_86a'"),
+        ({"target": "ptx", "arch": "sm_90f"}, r"unknown architecture 'sm_90f'"),
+        ({"target": "ptx", "arch": ""}, r"unknown architecture ''"),
+        ({"target": "ptx", "outputs": "value"}, r"outputs 'value' must be a list of names; tanh.forward.bf16.d4 has value"),
+        ({"target": "ptx", "outputs": 5}, r"outputs 5 must be a list of names"),
         ({"target": "ptx", "arch": "sm_75"}, r"uses min.NaN.xorsign.abs.bf16x2, which begins with sm_86 \(with a longer sequence: sm_80\)"),
         ({"target": "ptx", "layout": "f64"}, r"unknown layout 'f64'; known: packed, f32-packed, f32"),
         ({"target": "c", "layout": "f32"}, r"target c takes no layout"),
@@ -446,6 +550,9 @@ def test_hybrid_alternates_lane_pairs(nvcc: None, tmp_path: Path) -> None:
 def test_hybrid_refusals() -> None:
     hardware, polynomial = pf.load("tanh.forward.bf16.hardware"), pf.load("tanh.forward.bf16.d4")
     for arguments, message in (
+        (("a", "b", 2), r"a hybrid takes two Programs, not str"),
+        ((hardware, polynomial, 2000), r"period <= 1024"),
+        ((hardware.renamed("a.b"), polynomial.renamed("a-b"), 2), r"a.b and a-b have one identifier in source; rename one"),
         ((polynomial, hardware, 2), r"a program of the special-function unit and one without it, in this order"),
         ((hardware, pf.load("tanh.forward.fp16.d4"), 2), r"one function, direction and format"),
         ((hardware, polynomial, 1), r"0 < hardware_pairs < period"),

@@ -82,10 +82,34 @@ def test_hardware_functions_take_scales_around_them() -> None:
         pf.fold(pf.load("tanh.forward.bf16.hardware"), input_scale=2.0)
 
 
+def test_the_largest_number_stays_only_where_it_bounds() -> None:
+    def own(*ops: pf.Op) -> pf.Program:
+        return pf.Program("own", "tanh", "forward", "bf16", 1, "odd", ("x",), {"m": "7f7f", "c": "3f80"}, ops, {"value": ops[-1].dst})
+
+    product = own(pf.Op("fma", "y", ("x", "m", "c"), "bf16"))
+    folded = pf.fold(product, output_scale=0.25)
+    bits = pf.BF16.encode(np.array([2.0**-125, 2.0**-100, 1.0]))
+    assert np.array_equal(pf.BF16.decode(pf.replay(folded, bits)), pf.BF16.decode(pf.replay(product, bits)) * 0.25)
+    with pytest.raises(CoefficientError, match=r"constant m of own, scaled, .* not finite"):
+        pf.fold(own(pf.Op("sub", "y", ("x", "m"), "bf16")), input_scale=0.5, output_scale=2.0)
+    silu = pf.load("silu.forward.bf16.hardware")
+    assert pf.fold(silu, input_scale=0.5, output_scale=2.0).const_value("lowest") == silu.const_value("lowest")
+
+
 def test_refusals() -> None:
+    powers = pf.Program("x8", "tanh", "forward", "bf16", 1, "odd", ("x",), {"k": "3f00", "one": "3f80"}, (
+        pf.Op("mul", "a", ("x", "x"), "bf16"), pf.Op("mul", "b", ("a", "a"), "bf16"), pf.Op("mul", "d", ("b", "b"), "bf16"),
+        pf.Op("fma", "y", ("d", "k", "one"), "bf16")), {"value": "y"})  # fmt: skip
+    for scale in (1e-300, 1e300, 1e-40, 1e60):
+        with pytest.raises(CoefficientError, match=r"constant k of x8, scaled"):
+            pf.fold(powers, input_scale=scale)
+    with pytest.raises(CoefficientError, match=r"becomes subnormal in bf16"):
+        pf.fold(pf.load("sigmoid.forward.bf16.d4"), output_scale=2.0**-124)
+    with pytest.raises(ProgramError, match=r"fold takes a Program, not str"):
+        pf.fold("tanh.forward.bf16.d4", input_scale=2)
     p = pf.load("tanh.forward.fp16.d4")
     with pytest.raises(CoefficientError, match=r"constant c\d of tanh.forward.fp16.d4, scaled, .* becomes subnormal in fp16"):
         pf.fold(p, input_scale=0.02)
-    for bad in (0.0, -1.0, float("nan"), float("inf"), "2", True, None):
+    for bad in (0.0, -1.0, float("nan"), float("inf"), "2", True, None, 10**400):
         with pytest.raises(ProgramError, match=r"must be a positive number"):
             pf.fold(p, input_scale=bad)

@@ -163,6 +163,8 @@ def _named(opcode: str, operands: str) -> str:
     zeros_and_numbers = stem in ("HFMA2", "FFMA", "HADD2", "FADD") and not any(re.search(r"R\d", o) for o in sources)
     if stem == "HFMA2" and sum(o.lstrip("-").split(".")[0] == "RZ" for o in sources) == 2 and "|" in operands:
         return f"{opcode} (abs)"
+    if stem == "IMAD" and not opcode.startswith("IMAD.MOV"):
+        return f"{opcode} (shift)"
     doubled = stem == "PRMT" and sources[1:2] == ["0x5410"] and sources[0].split(".")[0] == sources[2].split(".")[0]
     return f"MOV ({opcode})" if zeros_and_numbers or doubled else opcode
 
@@ -171,6 +173,8 @@ def _pipe(opcode: str) -> str:
     stem = opcode.split(" ")[0].split(".")[0]
     if opcode.startswith("HADD2.F32"):
         return "cvt"
+    if opcode.endswith("(shift)"):  # IMAD.U32 and IMAD.SHL multiply by a power of two, on the FMA pipe
+        return "fma"
     return _PIPE.get(stem, "other")
 
 

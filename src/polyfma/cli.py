@@ -382,15 +382,17 @@ def emit_command(
     input_scale: Annotated[float, typer.Option(help="Fold a scale of the input into the constants: p(S x).")] = 1.0,
     output_scale: Annotated[float, typer.Option(help="Fold a scale of the output into the constants: S p(x).")] = 1.0,
     hybrid: Annotated[str | None, typer.Option(help="cuda, cute: a hardware program to alternate with.")] = None,
-    period: Annotated[int, typer.Option(help="hybrid: lane pairs after which the choice repeats.")] = 2,
-    hardware_pairs: Annotated[int, typer.Option(help="hybrid: of those, so many go to the hardware program.")] = 1,
+    period: Annotated[int | None, typer.Option(help="hybrid: lane pairs after which the choice repeats; default 2.")] = None,
+    hardware_pairs: Annotated[int | None, typer.Option(help="hybrid: of those, so many go to the hardware program; default 1.")] = None,
     out_file: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
     """Print a program as source for a kernel language, with its certificate in a comment."""
     loaded: Program | Hybrid = catalog.load(program)
     if hybrid is not None:
-        loaded = Hybrid(catalog.load(hybrid), catalog.load(program), period, hardware_pairs)
+        loaded = Hybrid(catalog.load(hybrid), catalog.load(program), 2 if period is None else period, 1 if hardware_pairs is None else hardware_pairs)
+    elif period is not None or hardware_pairs is not None:
+        raise UnknownNameError("--period and --hardware-pairs belong to a hybrid; give --hybrid with it")
     source = emit(loaded, target, arch=arch, layout=layout, outputs=output or None, input_scale=input_scale, output_scale=output_scale)
     if out_file is not None:
         write_text(out_file, source)

@@ -17,8 +17,14 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The suffix is kept, because matplotlib and numpy read the file type from it.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    if not str(path) or target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", str(path) or ".")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    except OSError as error:
+        error.filename = str(path)  # not the temporary one
+        raise
     os.close(handle)
     try:
         yield Path(name)

@@ -3,8 +3,8 @@
 A program computes p(x); the folded one computes S_out p(S_in x) with the same operations. How a constant
 scales follows from the operations alone. Let every value v become v 2^k(v): ``fma`` and ``mul`` add the k of
 their factors, ``add``, ``min`` and the like need equal ones, the input has k = -log2 S_in, an output log2 S_out.
-That is a linear system, solved exactly. Scales that are powers of two give the same bits, scaled (unless a
-result becomes subnormal); any other rounds the constants anew.
+That is a linear system, solved exactly. Scales that are powers of two give the same bits, scaled, unless an intermediate
+result becomes subnormal, which in FP16 it soon does; any other rounds the constants anew.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import re
 from collections.abc import Iterator
 from fractions import Fraction
 
-from polyfma.errors import ProgramError
+from polyfma.errors import CoefficientError, ProgramError
 from polyfma.program import Op, Program
 
 _Row = dict[str, Fraction]
 _RIGHT = ""  # the column of the right-hand side; no value has an empty name
+_MOST_EXPONENT = 900  # of 2, beyond every format, within float64
 _SLACK = Fraction(1, 10**12)  # log2 of an arbitrary scale is rounded
 
 
@@ -28,30 +29,67 @@ def fold(program: Program, *, input_scale: float = 1.0, output_scale: float = 1.
     Raises ProgramError where the operations do not admit the scales (x sigmoid(x) needs S_out = 1/S_in, a hardware
     function no scale at its input), CoefficientError where a constant overflows or becomes subnormal in its format.
     """
-    for what, value in (("input_scale", input_scale), ("output_scale", output_scale)):
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise ProgramError(f"{what} {value!r} must be a positive number")
-    if input_scale == output_scale == 1:
+    if not isinstance(program, Program):
+        raise ProgramError(f"fold takes a Program, not {type(program).__name__}; polyfma.load(name) gives one")
+    s_in, s_out = _checked("input_scale", input_scale), _checked("output_scale", output_scale)
+    if s_in == s_out == 1:
         return program
-    exponents = _solve(program, Fraction(-math.log2(input_scale)), Fraction(math.log2(output_scale)))
+    k_in, k_out = Fraction(-math.log2(s_in)), Fraction(math.log2(s_out))
+    exponents = _solve(program, k_in, k_out, strict=True)
     if exponents is None:
-        raise ProgramError(f"{program.name} cannot take input_scale {input_scale:g} with output_scale {output_scale:g}: an"
+        raise ProgramError(f"{program.name} cannot take input_scale {s_in:g} with output_scale {s_out:g}: an"
                            " operation would mix values of different scales; scale outside the program")  # fmt: skip
-    bits = {
-        name: program.const_formats[name].constant(program.const_value(name) * 2.0 ** float(k), what=f"constant {name} of {program.name}, scaled,")
-        for name, k in exponents.items()
-        if k and not _any_scale(program, name)
-    }
-    suffix = "".join(f".{word}{value:.10g}" for word, value in (("in", input_scale), ("out", output_scale)) if value != 1)
+    try:
+        bits = _scaled(program, exponents)
+    except CoefficientError:
+        # A limit at the largest number, which only keeps infinities out, may stay where it is.
+        relaxed = _solve(program, k_in, k_out, strict=False)
+        if relaxed is None or all(not _only_bounds(program, n) for n in program.consts):
+            raise
+        bits = _scaled(program, {n: k for n, k in relaxed.items() if not _only_bounds(program, n)})
+    suffix = "".join(f".{word}{value:.17g}" for word, value in (("in", s_in), ("out", s_out)) if value != 1)
     return program.with_consts(bits).renamed((program.name + suffix).replace("+", ""))
 
 
-def _any_scale(program: Program, name: str) -> bool:
-    """Constants that mean the same at every scale: 0, infinities, and the largest number, which only bounds."""
+def _checked(what: str, value: object) -> float:
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ProgramError(f"{what} {str(value)[:40]} must be a positive number")
+    return number
+
+
+def _scaled(program: Program, exponents: dict[str, Fraction]) -> dict[str, int]:
+    """Bit patterns of the constants times 2^k. Raises CoefficientError where a format cannot hold one."""
+    found = {}
+    for name, k in exponents.items():
+        value, fmt = program.const_value(name), program.const_formats[name]
+        if not k or value == 0 or not math.isfinite(value):
+            continue
+        what = f"constant {name} of {program.name}, scaled,"
+        if abs(k) > _MOST_EXPONENT:
+            raise CoefficientError(f"{what} {value:g} * 2^{float(k):.4g} is far outside {fmt}; scale outside the program")
+        scaled = value * 2.0 ** float(k)
+        if abs(scaled) < fmt.min_normal:  # also in bf16 and fp32: its relative error would be large
+            raise CoefficientError(f"{what} {scaled!r} becomes subnormal in {fmt}; magnitudes from {fmt.min_normal:g} are allowed")
+        found[name] = fmt.constant(scaled, what=what)
+    return found
+
+
+def _free(program: Program, name: str, *, strict: bool) -> bool:
+    """Constants that mean the same at every scale: 0 and infinities, and unless ``strict`` a limit that only bounds."""
     if name not in program.consts:
         return False
-    value = abs(program.const_value(name))
-    return value == 0 or not math.isfinite(value) or value == program.const_formats[name].max_finite
+    value = program.const_value(name)
+    return value == 0 or not math.isfinite(value) or (not strict and _only_bounds(program, name))
+
+
+def _only_bounds(program: Program, name: str) -> bool:
+    """The largest number of its format, used in min and max alone."""
+    largest = name in program.consts and abs(program.const_value(name)) == program.const_formats[name].max_finite
+    return largest and all(op.op.startswith(("min", "max")) for op in program.ops if name in op.src)
 
 
 def _equations(op: Op) -> Iterator[tuple[list[str], list[str]]]:
@@ -76,13 +114,13 @@ def _equations(op: Op) -> Iterator[tuple[list[str], list[str]]]:
             yield [name], [op.dst]
 
 
-def _solve(program: Program, of_input: Fraction, of_output: Fraction) -> dict[str, Fraction] | None:
+def _solve(program: Program, of_input: Fraction, of_output: Fraction, *, strict: bool) -> dict[str, Fraction] | None:
     """k of every constant; None where there is no solution. What is left open stays as it is (k = 0)."""
     rows: list[_Row] = [{name: Fraction(1), _RIGHT: of_input} for name in program.inputs]
     rows += [{source: Fraction(1), _RIGHT: of_output} for source in program.outputs.values()]
     for op in program.ops:
         for left, right in _equations(op):
-            if any(_any_scale(program, n) for n in (*left, *right)):
+            if any(_free(program, n, strict=strict) for n in (*left, *right)):
                 continue
             row: _Row = {}
             for names, sign in ((left, 1), (right, -1)):

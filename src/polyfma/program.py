@@ -231,7 +231,7 @@ class Program:
                 **{f: data[f] for f in ("name", "function", "direction", "format", "degree", "form")},
                 inputs=_as_list(data["inputs"]),
                 consts={str(k): str(v) for k, v in data["consts"].items()},
-                ops=tuple(Op(o["op"], o["dst"], tuple(o["src"]), o["format"]) for o in data["ops"]),
+                ops=tuple(_op_of(o) for o in data["ops"]),
                 outputs={str(k): str(v) for k, v in data["outputs"].items()},
             )
         except (TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -283,6 +283,13 @@ class Program:
             suffix = "" if op.format == self.format else f"   [{op.format}]"
             lines.append(f"{op.dst} = {op.op}({', '.join(operands)}){suffix}")
         return [*lines, *(f"{name}: {source}" for name, source in self.outputs.items())]
+
+
+def _op_of(data: Mapping[str, Any]) -> Op:
+    unknown = sorted(set(data) - {"op", "dst", "src", "format"})
+    if unknown:
+        raise ProgramError(f"not a program: unknown field {', '.join(map(repr, unknown))} of an operation")
+    return Op(data["op"], data["dst"], _as_list(data["src"]), data["format"])
 
 
 def _as_list(value: Any) -> tuple[Any, ...]:
@@ -375,5 +382,7 @@ def _check_operand(p: Program, op: Op, position: int, source: str, kinds: dict[s
     elif op.op == "cvt":
         if kind.startswith("mask:"):
             refuse(f"cvt -> {op.dst}: {source!r} is a mask")
+        if kind == op.format:
+            refuse(f"cvt -> {op.dst}: {source!r} is {kind} already")
     elif kind != wanted:
         refuse(f"{op.op} -> {op.dst}: operand {source!r} is {kind}, not {wanted}")

@@ -116,21 +116,30 @@ def _defaults() -> Iterator[Row]:
                               (stem, *(f"{b}.free" for b in lower)))  # fmt: skip
 
 
-# (function, direction, degree): the form with exact tails, and the form free of them.
-PROVED = {
-    ("sigmoid", "forward", 3): ("fused-odd-relu", "fused-odd"),
-    ("sigmoid", "forward", 4): ("fused-odd-relu", "fused-odd"),
-    ("tanh", "forward", 3): ("fused-odd", "fused-odd"),
-    ("tanh", "forward", 4): ("fused-odd", "fused-odd"),
-}
+# (function, direction, form, degree, whether free of tails and range): BF16 programs that are proved the best of their form.
+PROVED = (
+    ("sigmoid", "forward", "fused-odd-relu", 3, False),
+    ("sigmoid", "forward", "fused-odd", 3, True),
+    ("sigmoid", "forward", "fused-odd-relu", 4, False),
+    ("sigmoid", "forward", "fused-odd", 4, True),
+    ("tanh", "forward", "fused-odd", 3, False),
+    ("tanh", "forward", "fused-odd", 3, True),
+    ("tanh", "forward", "fused-odd", 4, False),
+    ("tanh", "forward", "fused-odd", 4, True),
+    ("silu", "backward", "rounded-odd", 3, False),
+    ("silu", "backward", "fused-odd", 3, True),
+    ("gelu", "backward", "rounded-odd", 3, False),
+    ("gelu", "backward", "fused-odd", 3, True),
+    ("sigmoid", "backward", "fused-even", 2, True),
+    ("sigmoid", "backward", "fused-even", 3, True),
+    ("tanh", "backward", "fused-even", 2, True),
+)
 
 
 def _proved() -> Iterator[Row]:
-    """BF16 programs of one form that are proved to be the best of it."""
-    for (function, direction, degree), forms in PROVED.items():
-        for form, free in zip(forms, (False, True), strict=True):
-            name = f"{function}.{direction}.bf16.{form}-d{degree}" + (".free" if free else "")
-            yield Row(name, function, direction, "bf16", degree, "proved", {"form": form, "free": free})
+    for function, direction, form, degree, free in PROVED:
+        name = f"{function}.{direction}.bf16.{form}-d{degree}" + (".free" if free else "")
+        yield Row(name, function, direction, "bf16", degree, "proved", {"form": form, "free": free})
 
 
 def _named_forms() -> Iterator[Row]:
@@ -303,8 +312,7 @@ def _make_proved(row: Row) -> str:
 def _relatives(row: Row) -> list[Program]:
     """Programs that may serve the row as they are: its own, those it comes after, its controls."""
     stem = row.name.removesuffix(".free")
-    forms = PROVED.get((row.function, row.direction, row.degree), ()) if row.format == "bf16" else ()
-    proved = [f"{row.function}.{row.direction}.bf16.{f}-d{row.degree}{s}" for f in forms for s in ("", ".free")]
+    proved = [p.name for p in _proved() if (p.function, p.direction, p.format, p.degree) == (row.function, row.direction, row.format, row.degree)]
     twin = [f"{stem}.free"] if stem == row.name else []
     names = [row.name, *row.after, *twin, *proved, *(f"{stem}.{control}" for control in CONTROLS)]
     found = []

@@ -8,6 +8,7 @@ from polyfma.emit.architecture import DEFAULT, get_architecture
 from polyfma.emit.c import c_source
 from polyfma.emit.cuda import cuda_source
 from polyfma.emit.cute import cute_source
+from polyfma.emit.header import Scaling, comment_lines
 from polyfma.emit.hybrid import Hybrid, hybrid_source
 from polyfma.emit.lowering import LAYOUTS, check_outputs
 from polyfma.emit.ptx import ptx_source
@@ -46,22 +47,27 @@ def emit(program: Program | Hybrid, target: str, *, arch: str | None = None, lay
         if given is not None and (target == "c" or (target == "cuda" and what == "arch")):
             raise UnknownNameError(f"target {target} takes no {what}: " + ("a header serves every architecture from sm_80 on"
                                    if target == "cuda" else "it is portable C on one bit pattern"))  # fmt: skip
+    arch = DEFAULT if arch is None else arch
     if isinstance(program, Hybrid):
         if outputs is not None:
             raise UnknownNameError("a hybrid has one output; outputs cannot be chosen")
-        hardware, polynomial = (fold(p, input_scale=input_scale, output_scale=output_scale) for p in (program.hardware, program.polynomial))
-        program = Hybrid(hardware, polynomial, program.period, program.hardware_pairs)
-        return hybrid_source(program, target, arch or DEFAULT, layout)
+        folded_pair = [fold(p, input_scale=input_scale, output_scale=output_scale) for p in (program.hardware, program.polynomial)]
+        bases = zip(folded_pair, (program.hardware, program.polynomial), strict=True)
+        scalings = {f.digest: Scaling(p, input_scale, output_scale) for f, p in bases if f is not p}
+        program = Hybrid(folded_pair[0], folded_pair[1], program.period, program.hardware_pairs)
+        return hybrid_source(program, target, arch, layout, lambda p: comment_lines(p, tuple(p.outputs), scalings.get(p.digest)))
     folded = fold(program, input_scale=input_scale, output_scale=output_scale)
-    return _source(folded, target, arch or DEFAULT, layout, check_outputs(folded, outputs))
+    chosen = check_outputs(folded, outputs)
+    scaling = None if folded is program else Scaling(program, input_scale, output_scale)
+    return _source(folded, target, arch, layout, chosen, comment_lines(folded, chosen, scaling))
 
 
-def _source(program: Program, target: str, arch: str, layout: str | None, outputs: tuple[str, ...]) -> str:
+def _source(program: Program, target: str, arch: str, layout: str | None, outputs: tuple[str, ...], comments: Sequence[str]) -> str:
     if target == "c":
-        return c_source(program, outputs)
+        return c_source(program, outputs, comments)
     if target == "cuda":
-        return cuda_source(program, outputs, layout)
+        return cuda_source(program, outputs, layout, comments)
     architecture = get_architecture(arch)
     if target == "ptx":
-        return ptx_source(program, outputs, architecture, layout or "packed")
-    return (triton_source if target == "triton" else cute_source)(program, outputs, architecture, layout)
+        return ptx_source(program, outputs, architecture, layout or "packed", comments)
+    return (triton_source if target == "triton" else cute_source)(program, outputs, architecture, layout, comments)

@@ -2,6 +2,9 @@
 #define POLYFMA_ARITHMETIC
 /* BF16, FP16 and FP32 arithmetic on bit patterns, one rounding an operation, as the GPU's packed instructions do it.
    Needs C99 with IEEE double and float and round to nearest; compile without -ffast-math. A NaN result is 7fff. */
+#ifdef __FAST_MATH__
+#error "polyfma needs IEEE arithmetic: compile without -ffast-math"
+#endif
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -101,6 +104,16 @@ static inline uint32_t pf_set_gt(pf_format f, uint32_t a, uint32_t b) { return p
 static inline uint32_t pf_select(pf_format f, uint32_t mask, uint32_t a, uint32_t b) {
   (void)f;
   return (mask & a) | (~mask & b);
+}
+/* The fp32 value as the GPU gives it: a BF16 moved up by 16 bits, an FP16 converted; so also for NaN. */
+static inline float pf_to_f32(pf_format f, uint32_t a) {
+  float value;
+  uint32_t bits = a << 16;
+  if (f.precision == 8) { memcpy(&value, &bits, sizeof value); return value; }
+  if (!pf_is_nan(f, a)) return (float)pf_decode(f, a);
+  bits = 0x7fffffffu;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }
 static inline uint32_t pf_cvt(pf_format to, pf_format from, uint32_t a) { return pf_encode(to, pf_decode(from, a)); }
 #endif

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
-from polyfma.emit.header import comment_lines, identifier
+from polyfma.emit.header import guarded, identifier
 from polyfma.emit.lowering import needed_ops
 from polyfma.errors import ProgramError
 from polyfma.program import Op, Program
@@ -18,14 +18,14 @@ def arithmetic() -> str:
     return files("polyfma.emit").joinpath("arithmetic.h").read_text(encoding="utf-8")
 
 
-def c_source(program: Program, outputs: Sequence[str]) -> str:
+def c_source(program: Program, outputs: Sequence[str], comments: Sequence[str]) -> str:
     """A C99 source or header: ``uintN_t polyfma_NAME(uintN_t x)``, one function an output where there are several.
 
     Raises ProgramError for a program with a hardware function, which has no portable form.
     """
-    comment = "\n".join(f" * {line}" for line in comment_lines(program, outputs))
+    comment = "\n".join(f" * {line}" for line in comments)
     functions = "\n".join(c_function(program, output, single=len(outputs) == 1) for output in outputs)
-    return f"/*\n{comment}\n */\n{arithmetic()}\n{functions}"
+    return f"/*\n{comment}\n */\n{arithmetic()}\n{guarded(program, functions)}"
 
 
 def c_name(program: Program, output: str, *, single: bool) -> str:
@@ -36,11 +36,13 @@ def c_function(program: Program, output: str, *, single: bool = True) -> str:
     """One output's function alone, without the arithmetic."""
     ops = needed_ops(program, (output,))
     width = program.fmt.width
-    used = {s for op in ops for s in op.src}
+    used = {*(s for op in ops for s in op.src), program.outputs[output]}
     lines = [f"static inline uint{width}_t {c_name(program, output, single=single)}(uint{width}_t v_{program.inputs[0]}) {{"]
     for name, text in program.consts.items():
         if name in used:
             lines.append(f"  const uint32_t v_{name} = 0x{text}u; /* {program.const_value(name):.9g} */")
+    if program.inputs[0] not in used:
+        lines.append(f"  (void)v_{program.inputs[0]};")
     formats = {program.inputs[0]: program.format}
     for op in ops:
         formats[op.dst] = op.format

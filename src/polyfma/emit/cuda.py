@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from polyfma.emit.architecture import get_architecture
 from polyfma.emit.c import arithmetic, c_function, c_name
-from polyfma.emit.header import comment_lines, identifier
+from polyfma.emit.header import guarded, identifier
 from polyfma.emit.lowering import LAYOUTS, Block, lower, needed_ops
 from polyfma.errors import ProgramError
 from polyfma.program import Program
@@ -25,7 +25,7 @@ _BITS = """
 """
 
 
-def cuda_source(program: Program, outputs: Sequence[str], layout: str | None) -> str:
+def cuda_source(program: Program, outputs: Sequence[str], layout: str | None, comments: Sequence[str]) -> str:
     """The header ``polyfma::NAME``. For each output O: ``O(packed)``, ``O(scalar)``, ``O_packed(float2)`` and ``O_f32(float2)``.
 
     ``all``, ``all_packed`` and ``all_f32`` give several outputs by reference. Raises ProgramError where no
@@ -34,7 +34,7 @@ def cuda_source(program: Program, outputs: Sequence[str], layout: str | None) ->
     if program.fmt.width != 16:
         raise ProgramError(f"{program.name} is a {program.format} program; CUDA headers are emitted for bf16 and fp16")
     scalar, packed, include = _TYPES[program.format]
-    comments = "\n".join(f"// {line}" for line in comment_lines(program, outputs))
+    head = "\n".join(f"// {line}" for line in comments)
     host = _has_host(program, outputs)
     layouts = (layout,) if layout else LAYOUTS
     methods = [_method(program, (output,), one, host) for output in outputs for one in layouts]
@@ -42,11 +42,17 @@ def cuda_source(program: Program, outputs: Sequence[str], layout: str | None) ->
         methods += [_method(program, tuple(outputs), one, host) for one in layouts]
     scalars = [_scalar(output, host) for output in outputs if "packed" in layouts]
     portable = "\n".join(c_function(program, output, single=False) for output in outputs) if host else ""
-    return (f"{comments}\n#pragma once\n#include <{include}>\n{arithmetic() if host else '#include <string.h>'}\n"
-            f"namespace polyfma {{\n{portable}\nstruct {identifier(program)} {{\n  using scalar = {scalar};\n  using packed = {packed};\n"
+    body = (f"namespace polyfma {{\n{portable}\nstruct {identifier(program)} {{\n  using scalar = {scalar};\n  using packed = {packed};\n"
             f'  static constexpr const char* program = "{program.name}";\n  static constexpr const char* digest = "{program.digest}";\n'
             f"  static constexpr int instructions = {program.counts.instructions};  // for a pair of lanes\n"
-            f"{_BITS}\n{''.join(methods)}{''.join(scalars)}}};\n}}  // namespace polyfma\n")  # fmt: skip
+            f"{_BITS}\n{''.join(methods)}{''.join(scalars)}}};\n}}  // namespace polyfma")  # fmt: skip
+    own = f"_{layout.replace('-', '_')}" if layout else ""
+    return f"{head}\n#include <{include}>\n{arithmetic() if host else '#include <string.h>'}\n{guarded(program, body, own)}"
+
+
+def method_name(output: str) -> str:
+    """``value`` and ``derivative`` by themselves; any other output could be a word of C++ or of the struct."""
+    return output if output in ("value", "derivative") else f"output_{output}"
 
 
 def _has_host(program: Program, outputs: Sequence[str]) -> bool:
@@ -59,20 +65,21 @@ def _where(host: bool) -> str:
 
 def _scalar(output: str, host: bool) -> str:
     """One element by the same program, so that equal inputs give equal bits wherever they stand."""
-    return (f"  {_where(host)} static scalar {output}(scalar x) {{\n    packed xx;\n    xx.x = x;\n    xx.y = x;\n"
-            f"    return {output}(xx).x;\n  }}\n")  # fmt: skip
+    name = method_name(output)
+    return (f"  {_where(host)} static scalar {name}(scalar x) {{\n    packed xx;\n    xx.x = x;\n    xx.y = x;\n"
+            f"    return {name}(xx).x;\n  }}\n")  # fmt: skip
 
 
 def _method(program: Program, outputs: tuple[str, ...], layout: str, host: bool) -> str:
     taken = "packed" if layout == "packed" else "float2"
     given = "float2" if layout == "f32" else "packed"
     single = len(outputs) == 1
-    name = (outputs[0] if single else "all") + _SUFFIXES[layout]
+    name = (method_name(outputs[0]) if single else "all") + _SUFFIXES[layout]
     if single:
-        head = f"  {_where(host)} static {given} {name}({taken} x) {{\n    {given} {outputs[0]};\n"
+        head = f"  {_where(host)} static {given} {name}({taken} x) {{\n    {given} y_{outputs[0]};\n"
     else:
-        head = f"  {_where(host)} static void {name}({taken} x, {', '.join(f'{given}& {o}' for o in outputs)}) {{\n"
-    end = f"    return {outputs[0]};\n" if single else ""
+        head = f"  {_where(host)} static void {name}({taken} x, {', '.join(f'{given}& y_{o}' for o in outputs)}) {{\n"
+    end = f"    return y_{outputs[0]};\n" if single else ""
     return head + _device(program, outputs, layout) + (_host(program, outputs, layout) if host else _no_host(outputs, layout)) + end + "  }\n"
 
 
@@ -105,18 +112,18 @@ def _asm(block: Block, outputs: tuple[str, ...], layout: str) -> str:
     names = {name: f"%{i}" for i, name in enumerate(ports)}
     lines = block.text(names, indent="", separator="\n").split("\n")
     quoted = "\n        ".join(f'"{line} "' for line in lines)
-    results = [f"{o}.{lane}" for o in outputs for lane in "xy"] if layout == "f32" else [f"bits_{o}" for o in outputs]
+    results = [f"y_{o}.{lane}" for o in outputs for lane in "xy"] if layout == "f32" else [f"bits_{o}" for o in outputs]
     declared = "" if layout == "f32" else f"    unsigned {', '.join(results)};\n"
     targets = ", ".join(f'"={"f" if kind == "f32" else "r"}"({result})' for result, (_, kind) in zip(results, block.outputs, strict=True))
     sources = '"r"(bits(x))' if layout == "packed" else '"f"(x.x), "f"(x.y)'
-    stored = "" if layout == "f32" else "".join(f"    {o} = pair(bits_{o});\n" for o in outputs)
+    stored = "" if layout == "f32" else "".join(f"    y_{o} = pair(bits_{o});\n" for o in outputs)
     return f"{declared}    asm({quoted}\n        : {targets} : {sources});\n{stored}"
 
 
 def _no_host(outputs: tuple[str, ...], layout: str) -> str:
     """A device function is parsed in the host's pass too; it is never called there."""
     nothing = "make_float2(0.0f, 0.0f)" if layout == "f32" else "pair(0)"
-    return "#else\n" + "".join(f"    {output} = {nothing};\n" for output in outputs) + "#endif\n"
+    return "#else\n" + "".join(f"    y_{output} = {nothing};\n" for output in outputs) + "#endif\n"
 
 
 def _host(program: Program, outputs: tuple[str, ...], layout: str) -> str:
@@ -129,7 +136,7 @@ def _host(program: Program, outputs: tuple[str, ...], layout: str) -> str:
     for output in outputs:
         calls = [f"{c_name(program, output, single=False)}((uint16_t)x{i})" for i in (0, 1)]
         if layout == "f32":
-            lines += [f"    {output}.{lane} = (float)pf_decode(pf_{program.format}, {call});" for lane, call in zip("xy", calls, strict=True)]
+            lines += [f"    y_{output}.{lane} = pf_to_f32(pf_{program.format}, {call});" for lane, call in zip("xy", calls, strict=True)]
         else:
-            lines.append(f"    {output} = pair((unsigned){calls[0]} | (unsigned){calls[1]} << 16);")
+            lines.append(f"    y_{output} = pair((unsigned){calls[0]} | (unsigned){calls[1]} << 16);")
     return "\n".join([*lines, "#endif", ""])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfma.emit.architecture import Architecture
-from polyfma.emit.header import comment_lines, identifier
+from polyfma.emit.header import identifier
 from polyfma.emit.lowering import Block, lower
 from polyfma.emit.triton import inline_asm
 from polyfma.errors import ProgramError
@@ -27,14 +27,15 @@ _SUFFIXES = {"packed": "_packed", "f32-packed": "", "f32": "_f32"}
 _TYPES = {"b32": ("Int32", "T.i32()"), "f32": ("Float32", "T.f32()")}
 
 
-def cute_source(program: Program, outputs: Sequence[str], architecture: Architecture, layout: str | None) -> str:
+def cute_source(program: Program, outputs: Sequence[str], architecture: Architecture, layout: str | None,
+                comments: Sequence[str]) -> str:  # fmt: skip
     """A Python module with NAME (two Float32 in, a packed Int32 out), NAME_f32 (out as two Float32), NAME_packed (Int32 in)."""
     if program.fmt.width != 16:
         raise ProgramError(f"{program.name} is a {program.format} program; CuTe functions are emitted for bf16 and fp16")
-    comments = "\n".join(f"# {line}" for line in comment_lines(program, outputs))
+    head = "\n".join(f"# {line}" for line in comments)
     layouts = (layout,) if layout else ("f32-packed", "f32", "packed")
     functions = [cute_function(identifier(program) + _SUFFIXES[one], program, outputs, architecture, one) for one in layouts]
-    return f"{comments}\n{_IMPORTS}\n\n" + "\n\n".join(functions)
+    return f"{head}\n{_IMPORTS}\n\n" + "\n\n".join(functions)
 
 
 def cute_function(name: str, program: Program, outputs: Sequence[str], architecture: Architecture, layout: str) -> str:

@@ -2,7 +2,7 @@
 
 A 16-bit value is one 32-bit register with both lanes, an fp32 value two registers. On an architecture that
 has the packed instruction an operation is that one instruction; below it, a documented sequence that gives
-the same bits (a NaN may have another sign there):
+the same bits (a NaN may have another sign there, and so may what takes its sign):
 
 =====================  =======  =============================================================================
 operation              below    becomes
@@ -111,11 +111,12 @@ class _Draft:
     instructions: list[Instruction] = field(default_factory=list)
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
     formats: dict[str, Format] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
 
     def new(self, name: str, kind: str, prefix: str = "r") -> str:
         """A register. Prefixes keep apart what names of a program could confuse, and PTX words: ``r`` results, ``r0`` and
-        ``r1`` lanes, ``k`` constants, ``h0``, ``h1`` halves, ``s`` and a number what stands for one operation."""
+        ``r1`` lanes, ``k`` constants, ``h0``, ``h1`` halves, ``s`` what stands for one operation, ``p`` the input
+        in a register of its own. Ports are ``x``, ``x0``, ``x1``, ``y`` and ``y_OUTPUT``."""
         register = f"{prefix}_{name}"
         self.registers.append((register, kind))
         return register
@@ -124,15 +125,16 @@ class _Draft:
         self.instructions.append(Instruction(code, operands))
 
     def constant(self, name: str, bits: int | None = None) -> str:
-        """A constant of the program (or given bits) in both lanes of a register, or as an fp32 immediate."""
-        fmt = self.program.const_formats[name] if bits is None else self.program.fmt
+        """A constant of the program (or given bits, for a stand-in) in both lanes of a register, or as an fp32 immediate."""
         pattern = int(self.program.consts[name], 16) if bits is None else bits
-        if bits is None and fmt.width == 32:
+        if bits is None and self.program.const_formats[name].width == 32:
             return f"0f{pattern:08X}"
-        if name not in self.kept:
-            self.kept[name] = self.new(name, "b32", "k" if bits is None else "s")
-            self.put("mov.b32", self.kept[name], f"0x{pattern:04x}{pattern:04x}")
-        return self.kept[name]
+        prefix = "k" if bits is None else "s"  # the program may have a constant of the stand-in's name
+        register = f"{prefix}_{name}"
+        if register not in self.kept:
+            self.kept.add(register)
+            self.put("mov.b32", self.new(name, "b32", prefix), f"0x{pattern:04x}{pattern:04x}")
+        return register
 
     def operand(self, name: str, lane: int) -> str:
         if name in self.program.consts:
@@ -154,7 +156,9 @@ def needed_ops(program: Program, outputs: Sequence[str]) -> tuple[Op, ...]:
 
 def check_outputs(program: Program, outputs: Sequence[str] | None) -> tuple[str, ...]:
     """The outputs asked for, all by default. Raises UnknownNameError for one that the program lacks."""
-    chosen = tuple(program.outputs) if outputs is None else tuple(outputs)
+    if isinstance(outputs, str) or not (outputs is None or (isinstance(outputs, Sequence) and all(isinstance(o, str) for o in outputs))):
+        raise UnknownNameError(f"outputs {outputs!r} must be a list of names; {program.name} has {', '.join(program.outputs)}")
+    chosen = tuple(program.outputs) if outputs is None else tuple(dict.fromkeys(outputs))
     unknown = [o for o in chosen if o not in program.outputs]
     if unknown or not chosen:
         raise UnknownNameError(f"{program.name} has no output {', '.join(map(repr, unknown)) or '(none asked for)'};"
@@ -166,12 +170,13 @@ def check_architecture(program: Program, architecture: Architecture, ops: Sequen
     """Raises ProgramError that names the instruction and the first architecture with it, where nothing can stand in."""
     for op in ops:
         first = first_with(op.op, op.format)
-        replaced = op.op not in ("tanh.approx", "ex2.approx")
-        least = LEAST if replaced else first
+        least = first if op.op.endswith(".approx") else min(first, LEAST)  # the others have a stand-in, or are there
         if architecture.number < least:
-            named = "cvt.rn" if op.op == "cvt" else "lop3" if op.op in ("select", "copysign") else opcode(op.op, get_format(op.format))
+            named = "cvt.rn" if op.op == "cvt" else opcode(op.op, get_format(op.format))
             since = f"sm_{first}" + (f" (with a longer sequence: sm_{least})" if first > least else "")
             raise ProgramError(f"{program.name} cannot run on {architecture}: it uses {named}, which begins with {since}")
+    if architecture.number < LEAST:
+        raise ProgramError(f"{program.name} cannot run on {architecture}: programs are lowered for sm_{LEAST} and later")
 
 
 def lower(program: Program, architecture: str | Architecture = DEFAULT, layout: str = "packed",
@@ -202,18 +207,20 @@ def _take_input(draft: _Draft, layout: str) -> tuple[tuple[str, str], ...]:
     if fmt.width == 32:
         draft.values[name] = ("x0", "x1")
         return (("x0", "f32"), ("x1", "f32"))
+    register = "x" if layout == "packed" and name not in draft.program.outputs.values() else draft.new("x", "b32", "p")
     if layout == "packed":
-        draft.values[name] = ("x",)
+        if register != "x":  # the input is an output too: another output may be written over its port before
+            draft.put("mov.b32", register, "x")
+        draft.values[name] = (register,)
         return (("x", "b32"),)
-    register = draft.new("x", "b32")
     draft.put(f"cvt.rn.{SUFFIX[fmt.name]}.f32", register, "x1", "x0")  # the upper lane comes first
     draft.values[name] = (register,)
     return (("x0", "f32"), ("x1", "f32"))
 
 
 def _give_output(draft: _Draft, output: str, layout: str, *, single: bool) -> list[tuple[str, str]]:
-    """Move a result into the block's output registers: ``y`` for a single one, else the output's name."""
-    stem = "y" if single else output
+    """Move a result into the block's output registers: ``y`` for a single one, else ``y_OUTPUT``."""
+    stem = "y" if single else f"y_{output}"
     source = draft.values[draft.program.outputs[output]]
     if draft.program.fmt.width == 32 or layout == "f32":
         results = [(f"{stem}0", "f32"), (f"{stem}1", "f32")]

@@ -50,7 +50,7 @@ def assemble(source: Path, output: Path, architecture: Architecture) -> str:
                           check=False, timeout=300)  # fmt: skip
     if done.returncode != 0:
         first = next((line for line in (done.stderr + done.stdout).splitlines() if line.strip()), "no message")
-        raise PolyfmaError(f"ptxas {version_of(ptxas)} does not assemble for {architecture}: {first.strip()}")
+        raise PolyfmaError(f"ptxas {version_of(ptxas) or 'of unknown version'} does not assemble for {architecture}: {first.strip()}")
     return version_of(ptxas)
 
 
@@ -58,5 +58,8 @@ def disassemble(cubin: Path) -> str:
     """SASS text of a cubin."""
     done = subprocess.run([find_tool("cuobjdump"), "-sass", str(cubin)], capture_output=True, text=True, check=False, timeout=300)
     if done.returncode != 0 or "/*0000*/" not in done.stdout:
-        raise PolyfmaError(f"cuobjdump cannot read {cubin.name}: {(done.stderr or 'no code in it').strip().splitlines()[0]}")
+        said = (done.stderr.strip() or "no code in it").splitlines()[0]
+        tool = find_tool("cuobjdump")
+        raise PolyfmaError(f"cuobjdump {version_of(tool)} cannot disassemble for this architecture ({said}): put the cuobjdump and nvdisasm of a"
+                           " newer CUDA toolkit on PATH")  # fmt: skip
     return done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfma.emit.architecture import Architecture
-from polyfma.emit.header import comment_lines, identifier
+from polyfma.emit.header import identifier
 from polyfma.emit.lowering import Block, lower
 from polyfma.errors import ProgramError
 from polyfma.program import Program
@@ -35,16 +35,17 @@ def triton_asm(program: Program, architecture: Architecture, layout: str, output
     return asm, constraints.replace("f", "r")
 
 
-def triton_source(program: Program, outputs: Sequence[str], architecture: Architecture, layout: str | None) -> str:
+def triton_source(program: Program, outputs: Sequence[str], architecture: Architecture, layout: str | None,
+                  comments: Sequence[str]) -> str:  # fmt: skip
     """A Python module with NAME (the program's dtype in and out), NAME_f32_packed and NAME_f32 (fp32 in).
 
     ``layout`` None gives all three; functions of several outputs return a tuple.
     """
     if program.fmt.width != 16:
         raise ProgramError(f"{program.name} is a {program.format} program; Triton functions are emitted for bf16 and fp16")
-    comments = "\n".join(f"# {line}" for line in comment_lines(program, outputs))
+    head = "\n".join(f"# {line}" for line in comments)
     functions = [_function(program, outputs, architecture, one) for one in ((layout,) if layout else ("packed", "f32-packed", "f32"))]
-    return f"{comments}\nimport triton\nimport triton.language as tl\n\n\n" + "\n\n".join(functions)
+    return f"{head}\nimport triton\nimport triton.language as tl\n\n\n" + "\n\n".join(functions)
 
 
 def _function(program: Program, outputs: Sequence[str], architecture: Architecture, layout: str) -> str:
