@@ -400,6 +400,15 @@ def test_awkward_programs_compile_for_every_target(nvcc: None, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("name", ["silu.forward.bf16.d4", "sigmoid.forward.bf16.coupled-d3.endpoint-ls", "tanh.forward.fp16.hardware"])
+def test_a_header_alone_gives_no_warning(name: str, nvcc: None, tmp_path: Path) -> None:
+    (tmp_path / "one.cuh").write_text(pf.emit(pf.load(name), "cuda"))
+    (tmp_path / "one.cu").write_text('#include "one.cuh"\n')
+    done = subprocess.run(["nvcc", "-arch=sm_90", "-Xcompiler", "-Wall,-Wextra", "-Werror", "all-warnings", "-c", "one.cu"], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
 def test_headers_stand_together_and_never_hide_one_another(nvcc: None, tmp_path: Path) -> None:
     hardware = pf.load("tanh.forward.bf16.hardware")
     d3, d4 = pf.load("tanh.forward.bf16.d3"), pf.load("tanh.forward.bf16.d4")

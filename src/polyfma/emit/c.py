@@ -37,7 +37,7 @@ def c_function(program: Program, output: str, *, single: bool = True) -> str:
     ops = needed_ops(program, (output,))
     width = program.fmt.width
     used = {*(s for op in ops for s in op.src), program.outputs[output]}
-    lines = [f"static inline uint{width}_t {c_name(program, output, single=single)}(uint{width}_t v_{program.inputs[0]}) {{"]
+    lines = [f"PF_UNUSED static inline uint{width}_t {c_name(program, output, single=single)}(uint{width}_t v_{program.inputs[0]}) {{"]
     for name, text in program.consts.items():
         if name in used:
             lines.append(f"  const uint32_t v_{name} = 0x{text}u; /* {program.const_value(name):.9g} */")
