@@ -18,7 +18,7 @@ from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
 from polyfma.catalog.build import FUNCTIONS as BUILT_FUNCTIONS
 from polyfma.certify import certify
 from polyfma.files import write_text
-from polyfma.pareto import TIERS, best, candidates_for, entries
+from polyfma.pareto import TIERS, best, candidates_for, entries, pipe_cost
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -131,13 +131,28 @@ def emitted_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def hardware_table() -> str:
+    """The GPU's own functions as programs, beside the cheapest default program that is at least as accurate."""
+    lines = ["| program | instructions | pipe bound | weighted error x 1e-3 | default program at least as accurate | pipe bound | its error |", "|---|---|---|---|---|---|---|"]
+    every = {e.name: e for e in entries()}
+    for name in (n for n in catalog.programs() if n.endswith(".hardware")):
+        c = certificate(name)
+        cost = pipe_cost(catalog.load(name).counts)
+        peers = [e for e in every.values() if (e.function, e.direction, e.format) == (c["function"], c["direction"], c["format"]) and e.default]
+        better = [e for e in peers if e.error <= c["max_weighted_error"] and not e.name.endswith(".hardware")]
+        chosen = min(better, key=lambda e: (e.pipe_bound, e.error), default=None)
+        beside = f"`{chosen.name}` | {chosen.pipe_bound} | {figure(chosen.error)}" if chosen else "none | - | -"
+        lines.append(f"| `{name}` | {c['instructions']} | {cost.bound} | {error(name)} | {beside} |")
+    return "\n".join(lines) + "\n"
+
+
 def catalog_functions() -> list[str]:
     return list(BUILT_FUNCTIONS)
 
 
 GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"summary": summary_table},
-    ROOT / "docs" / "programs.md": {"defaults": defaults_table, "tiers": tiers_table},
+    ROOT / "docs" / "programs.md": {"defaults": defaults_table, "tiers": tiers_table, "hardware": hardware_table},
     ROOT / "docs" / "proofs.md": {"proofs": proofs_table},
     ROOT / "docs" / "kernels.md": {"audit": audit_table, "rates": rates_table, "emitted": emitted_table},
 }

@@ -94,3 +94,12 @@ def test_best_checks_its_arguments() -> None:
     with pytest.raises(UnknownNameError, match=r"exp2 programs are cores for \[0, 1\] and are not ranked"):
         pf.best("exp2")
     assert pf.best("gelu", format=pf.BF16) == pf.best("gelu", format="bf16")
+
+
+def test_hardware_programs_are_chosen_only_when_asked_for() -> None:
+    """Their certificates are of one architecture's tables, and an instruction of theirs is two of a slow unit."""
+    for fmt in ("bf16", "fp16"):
+        assert not pf.best("tanh", format=fmt, tier="fast").counts.mufu
+        assert pf.best("tanh", format=fmt, max_instructions=1, hardware=True).name == f"tanh.forward.{fmt}.hardware"
+    assert all(e.default is False for e in entries() if e.hardware) and any(e.hardware for e in entries())
+    assert not [e for e in candidates_for("tanh", "forward", "bf16", False) if e.hardware]

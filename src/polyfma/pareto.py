@@ -58,6 +58,7 @@ class Entry:
     monotone_ulps_quarter: float
     default: bool
     wider: bool
+    hardware: bool
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -76,10 +77,11 @@ def entries() -> tuple[Entry, ...]:
         c = catalog.record(name)["certificate"]
         if c["function"] == "exp2" or c["others"]:
             continue
-        cost = pipe_cost(catalog.load(name).counts)
+        counts = catalog.load(name).counts
+        cost = pipe_cost(counts)
         found.append(Entry(name, c["function"], c["direction"], c["format"], c["instructions"], c["fma"], cost.bound, cost.sum,
                            float(c["max_weighted_error"]), float(c["max_abs_error"]), float(c["max_ulp"]),
-                           float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c), catalog.load(name).counts.cvt > 0))  # fmt: skip
+                           float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c) and not counts.mufu, counts.cvt > 0, counts.mufu > 0))  # fmt: skip
     return tuple(found)
 
 
@@ -92,16 +94,17 @@ def front(candidates: Iterable[Entry], *, cost: str = "instructions") -> list[En
     return kept
 
 
-def candidates_for(function: str, direction: str, fmt: str, tails: bool) -> list[Entry]:
-    """Entries of a function; with ``tails`` only those that a default program may be."""
+def candidates_for(function: str, direction: str, fmt: str, tails: bool, hardware: bool = False) -> list[Entry]:
+    """Entries of a function; with ``tails`` only those that a default program may be, and hardware ones if admitted."""
     get_function(function, direction)
     get_format(fmt)
-    return [e for e in entries() if (e.function, e.direction, e.format) == (function, direction, fmt) and (e.default or not tails)]
+    return [e for e in entries() if (e.function, e.direction, e.format) == (function, direction, fmt)
+            and (hardware if e.hardware else e.default or not tails)]  # fmt: skip
 
 
 def best(function: str, *, direction: str = "forward", format: str | Format = "bf16", max_error: float | None = None,
          max_ulp: float | None = None, max_instructions: int | None = None, tier: str | None = None,
-         tails: bool = True) -> Program:  # fmt: skip
+         tails: bool = True, hardware: bool = False) -> Program:  # fmt: skip
     """The catalogue program that fits.
 
     With ``max_error`` (weighted, max(1, |f|/2)) or ``max_ulp`` the cheapest program within it; with
@@ -109,7 +112,8 @@ def best(function: str, *, direction: str = "forward", format: str | Format = "b
     ``accurate`` is the cheapest within an ulp of max(|f|, 1/4) and monotone to an ulp (where none is, the
     nearest), ``balanced`` the cheapest within 1.5 times the least error of those that compute in their own
     format, ``fast`` the one of fewest instructions. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
-    tails and range; a tier with limits is chosen among the programs within them. Raises PolyfmaError that says what there is when nothing fits.
+    tails and range, ``hardware=True`` the GPU's own functions, whose certificates hold for the architecture that their
+    tables were recorded on and whose one instruction is 16 units of the special-function unit; a tier with limits is chosen among the programs within them. Raises PolyfmaError that says what there is when nothing fits.
     """
     format = get_format(format).name
     for what, value in (("max_error", max_error), ("max_ulp", max_ulp), ("max_instructions", max_instructions)):
@@ -117,7 +121,7 @@ def best(function: str, *, direction: str = "forward", format: str | Format = "b
             raise PolyfmaError(f"{what} {value!r} must be a number from 0 up")
     if function == "exp2":
         raise UnknownNameError("exp2 programs are cores for [0, 1] and are not ranked; polyfma list --function exp2 shows them, load takes one")
-    found = candidates_for(function, direction, format, tails)
+    found = candidates_for(function, direction, format, tails, hardware)
     if not found:
         raise UnknownNameError(f"the catalogue has no {function} {direction} in {format}; polyfma list shows what it has, fit makes one")
     if tier is not None and tier not in TIERS:
