@@ -420,8 +420,7 @@ def test_headers_stand_together_and_never_hide_one_another(nvcc: None, tmp_path:
     a, b = own({"c": "3f00"}, [("add", "a", "x c")], name="a.b"), own({"c": "3f80"}, [("add", "a", "x c")], name="a-b")
     (tmp_path / "two.c").write_text(pf.emit(a, "c") + pf.emit(b, "c"))
     done = subprocess.run(["gcc", "-c", "two.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "two polyfma programs have the identifier program_a_b" in done.stderr
-    done = subprocess.run(["gcc", "-Ofast", "-c", "p.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "two polyfma programs, or two layouts of one, have the identifier program_a_b" in done.stderr
     (tmp_path / "p.c").write_text(pf.emit(a, "c"))
     done = subprocess.run(["gcc", "-Ofast", "-c", "p.c"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "compile without -ffast-math" in done.stderr

@@ -25,7 +25,7 @@ def c_source(program: Program, outputs: Sequence[str], comments: Sequence[str]) 
     """
     comment = "\n".join(f" * {line}" for line in comments)
     functions = "\n".join(c_function(program, output, single=len(outputs) == 1) for output in outputs)
-    return f"/*\n{comment}\n */\n{arithmetic()}\n{guarded(program, functions)}"
+    return f"/*\n{comment}\n */\n{arithmetic()}\n{guarded(identifier(program), program.digest, functions)}"
 
 
 def c_name(program: Program, output: str, *, single: bool) -> str:

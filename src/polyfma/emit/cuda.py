@@ -46,8 +46,7 @@ def cuda_source(program: Program, outputs: Sequence[str], layout: str | None, co
             f'  static constexpr const char* program = "{program.name}";\n  static constexpr const char* digest = "{program.digest}";\n'
             f"  static constexpr int instructions = {program.counts.instructions};  // for a pair of lanes\n"
             f"{_BITS}\n{''.join(methods)}{''.join(scalars)}}};\n}}  // namespace polyfma")  # fmt: skip
-    own = f"_{layout.replace('-', '_')}" if layout else ""
-    return f"{head}\n#include <{include}>\n{arithmetic() if host else '#include <string.h>'}\n{guarded(program, body, own)}"
+    return f"{head}\n#include <{include}>\n{arithmetic() if host else '#include <string.h>'}\n{guarded(identifier(program), program.digest, body, layout)}"
 
 
 def method_name(output: str) -> str:

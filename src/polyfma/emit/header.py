@@ -12,16 +12,19 @@ import numpy as np
 
 from polyfma import catalog
 from polyfma.certify import certify
+from polyfma.emit.lowering import LAYOUTS
 from polyfma.forms import FORMS
 from polyfma.program import Program
 from polyfma.replay import replay
 
 
-def guarded(program: Program, text: str, what: str = "") -> str:
-    """C or C++ that may stand several times in a file; a different program of the same identifier is an error, not a silence."""
-    macro = f"POLYFMA_{identifier(program)}{what}"
-    return (f"#ifndef {macro}\n#define {macro} 0x{program.digest[:8]}u\n{text}\n#elif {macro} != 0x{program.digest[:8]}u\n"
-            f'#error "two polyfma programs have the identifier {identifier(program)}"\n#endif\n')  # fmt: skip
+def guarded(name: str, digest: str, text: str, layout: str | None = None) -> str:
+    """C or C++ that may stand several times in a file. Another digest under the same name, or another choice of layouts,
+    is an error, not a silence."""
+    macro = f"POLYFMA_{name}"
+    value = f"0x{digest[:7]}{0 if layout is None else 1 + LAYOUTS.index(layout)}u"
+    return (f"#ifndef {macro}\n#define {macro} {value}\n{text}\n#elif {macro} != {value}\n"
+            f'#error "two polyfma programs, or two layouts of one, have the identifier {name}"\n#endif\n')  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ can be faster than either alone. Which pair goes where is known at compile time:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,8 +95,8 @@ def _cuda(hybrid: Hybrid, layout: str | None, comments: Comments) -> str:
     own = (f"namespace polyfma {{\n// of every {hybrid.period} pairs, {hybrid.hardware_pairs} through the special-function unit; C++17\n"
            f"struct {_own_identifier(hybrid)} {{\n  using scalar = {b}::scalar;\n  using packed = {b}::packed;\n"
            f"{''.join(methods)}}};\n}}  // namespace polyfma")  # fmt: skip
-    what = f"_hybrid_{hybrid.hardware_pairs}_of_{hybrid.period}" + (f"_{layout.replace('-', '_')}" if layout else "")
-    return "\n".join([*parts, guarded(hybrid.polynomial, own, what)])
+    both = hashlib.sha256((hybrid.hardware.digest + hybrid.polynomial.digest).encode()).hexdigest()
+    return "\n".join([*parts, guarded(_own_identifier(hybrid), both, own, layout)])
 
 
 def _cute(hybrid: Hybrid, architecture: Architecture, layout: str | None, comments: Comments) -> str:

@@ -68,9 +68,6 @@ class Instruction:
     code: str
     operands: tuple[str, ...]
 
-    def __str__(self) -> str:
-        return f"{self.code} {', '.join(self.operands)};"
-
 
 @dataclass(frozen=True)
 class Block:
@@ -94,13 +91,8 @@ class Block:
             declared.setdefault(kind, []).append(register)
         lines = [f".reg .{kind} {', '.join(rs)};" for kind, rs in declared.items()]
         for instruction in self.instructions:
-            # The lanes of an unpacking move are in braces; everything else is one name.
-            lines.append(f"{instruction.code} {', '.join(_renamed(o, names) for o in instruction.operands)};")
+            lines.append(f"{instruction.code} {', '.join(names.get(o, o) for o in instruction.operands)};")
         return separator.join(["{", *(indent + line for line in lines), "}"])
-
-
-def _renamed(operand: str, names: dict[str, str]) -> str:
-    return names.get(operand, operand)
 
 
 @dataclass
