@@ -1,0 +1,3 @@
+from polyfma.cli import main
+
+main()
