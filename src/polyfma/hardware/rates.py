@@ -2,7 +2,7 @@
 
 Source: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions". Its figures are results per
 clock and SM; a packed 16-bit instruction makes two. Here: instructions (lanes of one) per clock and SM. Architectures
-that are not named are unknown, and no cost is given for them. The rates of sm_90 were checked on an H200
+that are not named are unknown, and no cost is given for them: only what was checked stands here. sm_90 was measured on an H200
 (``benchmarks/rates_on_gpu.py``, results in ``benchmarks/results/h200/rates.json``).
 """
 
@@ -28,7 +28,6 @@ class Rates:
 
 # Keys are compute capability times ten.
 RATES: Mapping[int, Rates] = {
-    80: Rates(fma_f16=128, fma_bf16=64, fma_f32=64, alu=64, cvt=16, mufu=16),
     90: Rates(fma_f16=128, fma_bf16=128, fma_f32=128, alu=64, cvt=64, mufu=16),
 }
 REFERENCE = RATES[90]
