@@ -31,7 +31,7 @@ def test_machine_code_is_what_the_program_says(name: str, arch: str) -> None:
     assert not a.local_memory and not any(o.startswith(("DADD", "DMUL", "DFMA", "F2F.F64")) for o in a.opcodes)
     assert a.pipes["mufu"] == 2 * counts.mufu  # a packed one is two
     # A packed hardware function joins its two results; else no bytes are moved, constants apart (in the setup).
-    assert a.opcodes.get("PRMT", 0) == (counts.mufu if program.format == "bf16" or counts.mufu == 0 else a.opcodes.get("PRMT", 0))
+    assert a.opcodes.get("PRMT", 0) == counts.mufu, a.opcodes
     # fma, alu and conversions are never more than claimed; an abs or neg may be free, or on the other pipe.
     joins = 2 * counts.mufu
     arithmetic = a.pipes["fma"] + a.pipes["alu"] + a.pipes["cvt"]

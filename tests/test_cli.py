@@ -81,6 +81,7 @@ def test_fit_json(tmp_path: Path) -> None:
         (["emit", "tanh.forward.fp16.d4", "--target", "ptx", "--input-scale", "0.02"], "becomes subnormal in fp16"),
         (["emit", "tanh.forward.bf16.d4", "--target", "cuda", "--hybrid", "tanh.forward.bf16.d3"], "a program of the special-function unit"),
         (["audit", "silu.forward.bf16.d4", "--arch", "sm_91"], "unknown architecture 'sm_91'"),
+        (["audit", "silu.forward.bf16.d4", "--arch", "sm_90,sm_91"], "unknown architecture 'sm_91'"),
         (["audit", "silu.forward.bf16.d4", "--arch", ","], "no architecture given"),
     ],
 )

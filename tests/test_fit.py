@@ -160,6 +160,7 @@ def test_fits_are_deterministic_and_certified_names() -> None:
         ({"function": "silu", "method": "lattice", "objective": "beauty"}, "unknown objective"),
         ({"function": "silu", "method": "lattice", "form": "odd"}, "does not serve"),
         ({"function": "sigmoid", "method": "lattice", "form": "coupled"}, "is not searched in the format"),
+        ({"function": "tanh", "method": "endpoint-ls", "form": "hardware-tanh"}, "has nothing to fit; load tanh.forward.bf16.hardware"),
         ({"function": None}, "named by a short text"),
     ],
 )

@@ -19,6 +19,7 @@ from polyfma.cli.shell import (
     progress_bar,
 )
 from polyfma.emit import TARGETS, Hybrid, emit
+from polyfma.emit.architecture import get_architecture
 from polyfma.emit.lowering import LAYOUTS
 from polyfma.errors import UnknownNameError
 from polyfma.files import write_text
@@ -71,6 +72,8 @@ def audit_command(
     names = [name.strip() for name in arch.split(",") if name.strip()]
     if not names:
         raise UnknownNameError("no architecture given; for example --arch sm_90,sm_100")
+    for name in names:
+        get_architecture(name)  # a mistyped one is refused before the others are compiled
     audits = []
     with progress_bar("compiling") as progress:
         for i, name in enumerate(names):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from polyfma.errors import FitError
 from polyfma.formats import Values
 from polyfma.forms.base import Draft, Form, Model
 from polyfma.functions import Function, function_scale
 
 
 def _no_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
-    raise NotImplementedError("a hardware form has no coefficients")
+    raise FitError(f"a hardware form has nothing to fit; load {target.name}.{target.direction}.bf16.hardware or its fp16 twin")
 
 
 def _tanh_of(d: Draft, name: str, factor: float, dst: str) -> str:

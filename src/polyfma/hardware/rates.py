@@ -3,7 +3,8 @@
 Source: NVIDIA, CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions". Its figures are results per
 clock and SM; a packed 16-bit instruction makes two. Here: instructions (lanes of one) per clock and SM. Architectures
 that are not named are unknown, and no cost is given for them: only what was checked stands here. sm_90 was measured on an H200
-(``benchmarks/rates_on_gpu.py``, results in ``benchmarks/results/h200/rates.json``).
+(``benchmarks/rates_on_gpu.py``, results in ``benchmarks/results/h200/rates.json``), within 4 percent of these figures; the
+guide itself was not at hand when they were written down.
 """
 
 from __future__ import annotations
