@@ -11,6 +11,9 @@ fitted in the format it runs in, replayed bit for bit, and certified over all 65
 Importing the package loads numpy alone; flint, scipy, numba and matplotlib come when first needed.
 """
 
+from importlib import import_module
+from types import ModuleType
+
 # These imports bind functions over the submodules of the same name (replay, certify, fit, emit, audit), so they are
 # made here at once: a lazy one would be overwritten when the submodule is imported.
 from polyfma.audit import Audit, audit
@@ -19,6 +22,7 @@ from polyfma.certify import Certificate, certify
 from polyfma.emit import Hybrid, emit
 from polyfma.errors import (
     CoefficientError,
+    DtypeError,
     FitError,
     MissingToolError,
     PolyfmaError,
@@ -34,6 +38,20 @@ from polyfma.program import Op, Program
 from polyfma.replay import replay
 
 __version__ = "0.1.0"
+_NEED_TORCH = ("nn", "ops")
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The rooms that need torch, imported when first used."""
+    if name in _NEED_TORCH:
+        return import_module(f"polyfma.{name}")
+    raise AttributeError(f"module 'polyfma' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NEED_TORCH})
+
+
 __all__ = [
     "BF16",
     "FP16",
@@ -41,6 +59,7 @@ __all__ = [
     "Audit",
     "Certificate",
     "CoefficientError",
+    "DtypeError",
     "FitError",
     "Format",
     "Function",

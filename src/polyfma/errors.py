@@ -29,3 +29,7 @@ class FitError(PolyfmaError):
 
 class MissingToolError(PolyfmaError):
     """An optional program or package that this call needs is not installed."""
+
+
+class DtypeError(PolyfmaError, TypeError):
+    """A tensor of a dtype or device that an operator does not take."""

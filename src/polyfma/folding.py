@@ -47,8 +47,32 @@ def fold(program: Program, *, input_scale: float = 1.0, output_scale: float = 1.
         if relaxed is None or all(not _only_bounds(program, n) for n in program.consts):
             raise
         bits = _scaled(program, {n: k for n, k in relaxed.items() if not _only_bounds(program, n)})
+    return program.with_consts(bits).renamed(_scaled_name(program, s_in, s_out))
+
+
+def scaled_outside(program: Program, *, input_scale: float = 1.0, output_scale: float = 1.0) -> Program:
+    """The program of ``output_scale * p(input_scale * x)`` with a multiplication before and after, each rounded.
+
+    For scales that the constants cannot hold (:func:`fold` says so). Raises CoefficientError where the format cannot hold the scale.
+    """
+    s_in, s_out = _checked("input_scale", input_scale), _checked("output_scale", output_scale)
+    fmt, ops, consts = program.fmt, list(program.ops), dict(program.consts)
+    (x,), (label,), (result,) = program.inputs, program.outputs, program.outputs.values()
+    if s_in != 1:
+        consts["scale_in"] = fmt.hex(fmt.constant(s_in, what=f"input scale of {program.name}"))
+        ops = [Op(op.op, op.dst, tuple("x_scaled" if s == x else s for s in op.src), op.format) for op in ops]
+        ops.insert(0, Op("mul", "x_scaled", (x, "scale_in"), fmt.name))
+    if s_out != 1:
+        consts["scale_out"] = fmt.hex(fmt.constant(s_out, what=f"output scale of {program.name}"))
+        ops.append(Op("mul", "y_scaled", (result, "scale_out"), fmt.name))
+        result = "y_scaled"
+    return Program(_scaled_name(program, s_in, s_out), program.function, program.direction, program.format, program.degree,
+                   f"{program.form}-scaled", program.inputs, consts, tuple(ops), {label: result})  # fmt: skip
+
+
+def _scaled_name(program: Program, s_in: float, s_out: float) -> str:
     suffix = "".join(f".{word}{value:.17g}" for word, value in (("in", s_in), ("out", s_out)) if value != 1)
-    return program.with_consts(bits).renamed((program.name + suffix).replace("+", ""))
+    return (program.name + suffix).replace("+", "")
 
 
 def _checked(what: str, value: object) -> float:

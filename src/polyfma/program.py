@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -101,8 +101,49 @@ class Counts:
     mufu: int
 
 
+class Straightline:
+    """What a :class:`Program` and a fused operation (:mod:`polyfma.ops`) share: operations that replay runs and emission lowers.
+
+    Inputs and outputs are of ``format``; operations may work in other formats.
+    """
+
+    name: str
+    format: str
+    inputs: tuple[str, ...]
+    consts: Mapping[str, str]
+    ops: tuple[Op, ...]
+    outputs: Mapping[str, str]
+
+    @property
+    def fmt(self) -> Format:
+        """The format of inputs and outputs."""
+        return get_format(self.format)
+
+    @cached_property
+    def const_formats(self) -> Mapping[str, Format]:
+        """The format in which each constant is used (the program's own where it is not used)."""
+        used = {name: get_format(op.format) for op in self.ops if op.op != "cvt" for name in op.src}
+        return {name: used.get(name, self.fmt) for name in self.consts}
+
+    def const_value(self, name: str) -> float:
+        """A constant as a number."""
+        return float(self.const_formats[name].decode(int(self.consts[name], 16)))
+
+    @cached_property
+    def counts(self) -> Counts:
+        totals = dict.fromkeys(("fma", "alu", "cvt", "mufu"), 0)
+        formats = dict.fromkeys(self.inputs, self.format)
+        for op in self.ops:
+            cost = 1 if get_format(op.format).width == 16 else 2
+            if op.op == "cvt" and cost == 1 and formats[op.src[0]] != "fp32":
+                cost = 3
+            totals[OPERATIONS[op.op].pipe] += cost
+            formats[op.dst] = op.format
+        return Counts(sum(totals.values()), **totals)
+
+
 @dataclass(frozen=True, eq=False)
-class Program:
+class Program(Straightline):
     """A straight-line program for one function, direction and format. Immutable; equal by digest.
 
     Raises ProgramError on construction when an operand is undefined or of the wrong format, a name is
@@ -139,11 +180,6 @@ class Program:
     # -- views ---------------------------------------------------------------------------------------
 
     @property
-    def fmt(self) -> Format:
-        """The format of input and output."""
-        return get_format(self.format)
-
-    @property
     def target(self) -> Function:
         """The Function in the program's direction."""
         return get_function(self.function, self.direction)
@@ -151,16 +187,6 @@ class Program:
     def target_of(self, output: str) -> Function:
         """What an output approximates: ``derivative`` the derivative, any other the program's own target."""
         return get_function(self.function, "backward") if output == "derivative" else self.target
-
-    @cached_property
-    def const_formats(self) -> Mapping[str, Format]:
-        """The format in which each constant is used (the program's own where it is not used)."""
-        used = {name: get_format(op.format) for op in self.ops if op.op != "cvt" for name in op.src}
-        return {name: used.get(name, self.fmt) for name in self.consts}
-
-    def const_value(self, name: str) -> float:
-        """A constant as a number."""
-        return float(self.const_formats[name].decode(int(self.consts[name], 16)))
 
     @property
     def clamp(self) -> float | None:
@@ -171,18 +197,6 @@ class Program:
     def coefficients(self) -> dict[str, float]:
         """Name and value of every constant but the clamp."""
         return {name: self.const_value(name) for name in self.consts if name != "clamp"}
-
-    @cached_property
-    def counts(self) -> Counts:
-        totals = dict.fromkeys(("fma", "alu", "cvt", "mufu"), 0)
-        formats = dict.fromkeys(self.inputs, self.format)
-        for op in self.ops:
-            cost = 1 if get_format(op.format).width == 16 else 2
-            if op.op == "cvt" and cost == 1 and formats[op.src[0]] != "fp32":
-                cost = 3
-            totals[OPERATIONS[op.op].pipe] += cost
-            formats[op.dst] = op.format
-        return Counts(sum(totals.values()), **totals)
 
     # -- JSON ----------------------------------------------------------------------------------------
 
@@ -323,6 +337,11 @@ def _validate(p: Program) -> None:
     for name, text in p.consts.items():
         if not re.fullmatch(r"[0-9a-f]{4}|[0-9a-f]{8}", text):
             refuse(f"constant {name} = {text!r} must be 4 or 8 lower-case hexadecimal digits")
+    check_straightline(p, refuse)
+
+
+def check_straightline(p: Straightline, refuse: Callable[[str], None]) -> None:
+    """Calls ``refuse`` with the first problem of constants, operations or outputs."""
     kinds = _check_ops(p, refuse)
     if not p.outputs:
         refuse("it has no output")
@@ -331,7 +350,7 @@ def _validate(p: Program) -> None:
             refuse(f"output {output} = {source!r} is not a result of format {p.format}")
 
 
-def _check_ops(p: Program, refuse: Any) -> dict[str, str]:
+def _check_ops(p: Straightline, refuse: Callable[[str], None]) -> dict[str, str]:
     """The kind (format name, or ``mask:`` and format) of every defined name."""
     kinds: dict[str, str] = dict.fromkeys(p.inputs, p.format)
     for name in (*p.inputs, *p.consts, *(op.dst for op in p.ops)):
@@ -359,7 +378,7 @@ def _check_ops(p: Program, refuse: Any) -> dict[str, str]:
     return kinds
 
 
-def _check_constants(p: Program, refuse: Any) -> None:
+def _check_constants(p: Straightline, refuse: Callable[[str], None]) -> None:
     """Every constant has one width: that of the operations that use it, all in one format."""
     for name, text in p.consts.items():
         used = {op.format for op in p.ops if name in op.src} or {p.format}
@@ -370,7 +389,7 @@ def _check_constants(p: Program, refuse: Any) -> None:
             refuse(f"constant {name!r} has {len(text)} hex digits; {fmt} takes {get_format(fmt).hex_digits}")
 
 
-def _check_operand(p: Program, op: Op, position: int, source: str, kinds: dict[str, str], refuse: Any) -> None:
+def _check_operand(p: Straightline, op: Op, position: int, source: str, kinds: dict[str, str], refuse: Callable[[str], None]) -> None:
     wanted = f"mask:{op.format}" if op.op == "select" and position == 0 else op.format
     if source in p.consts:
         if op.op == "cvt" or wanted != op.format:

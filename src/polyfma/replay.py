@@ -7,7 +7,7 @@ to any format, for reading the approximation alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from polyfma.errors import CoefficientError, ProgramError, UnknownNameError
 from polyfma.formats import Bits, Format, Values, get_format
 from polyfma.hardware import recorded
-from polyfma.program import Op, Program
+from polyfma.program import Op, Program, Straightline
 
 MODES = ("fused", "split", "real")
 Outputs = NDArray[Any] | dict[str, NDArray[Any]]
@@ -85,39 +85,47 @@ _REAL: dict[str, Callable[..., Any]] = {
 }
 
 
-def replay(program: Program, bits: ArrayLike, *, mode: str = "fused") -> Outputs:
+def replay(program: Straightline, bits: ArrayLike, *more: ArrayLike, mode: str = "fused") -> Outputs:
     """The program's output at input bit patterns of any shape.
 
     ``bits`` is an unsigned integer array of the format's width (uint16, or uint32 for fp32); the result
     has its shape: bit patterns in ``fused`` and ``split`` mode, float64 in ``real``. A program with
-    several outputs gives a dict by output name. Raises UnknownNameError for an unknown mode and
-    ProgramError for inputs that are not bit patterns of the format.
+    several outputs gives a dict by output name; a fused operation of several inputs takes them one after the
+    other. Raises UnknownNameError for an unknown mode and ProgramError for inputs that are not bit patterns of the format.
     """
-    if not isinstance(program, Program):
+    if not isinstance(program, Straightline):
         raise ProgramError(f"replay takes a Program, not {type(program).__name__}; polyfma.load(name) gives one")
     if mode not in MODES:
         raise UnknownNameError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-    inputs = _input_bits(program, bits)
-    state = _run_real(program, inputs) if mode == "real" else _run_bits(program, inputs, mode)
-    results = {name: np.broadcast_to(state[source], inputs.shape).copy() for name, source in program.outputs.items()}
+    if len(more) + 1 != len(program.inputs):
+        raise ProgramError(f"{program.name} takes {len(program.inputs)} inputs ({', '.join(program.inputs)}), not {len(more) + 1}")
+    inputs = [_input_bits(program, given) for given in (bits, *more)]
+    state = _run_reals(program, [program.fmt.decode(i) for i in inputs]) if mode == "real" else _run_bits(program, inputs, mode)
+    shape = np.broadcast_shapes(*(i.shape for i in inputs))
+    results = {name: np.broadcast_to(state[source], shape).copy() for name, source in program.outputs.items()}
     return results if len(results) > 1 else next(iter(results.values()))
+
+
+def replay_op(op: Op, operands: Sequence[Bits]) -> Bits:
+    """One operation but a conversion on bit patterns of its format, fused."""
+    return np.asarray(_FUSED[op.op](get_format(op.format), *operands))
 
 
 def real_values(program: Program, x: Values) -> Values:
     """The single output in real arithmetic at float64 inputs, which need not be on the format's grid."""
-    return np.asarray(_run_reals(program, x)[next(iter(program.outputs.values()))])
+    return np.asarray(_run_reals(program, [x])[next(iter(program.outputs.values()))])
 
 
-def _input_bits(program: Program, bits: ArrayLike) -> Bits:
+def _input_bits(program: Straightline, bits: ArrayLike) -> Bits:
     try:
         return program.fmt.as_bits(bits)
     except CoefficientError as error:
         raise ProgramError(f"{program.name} takes bit patterns: {error}") from error
 
 
-def _run_bits(program: Program, inputs: Bits, mode: str) -> dict[str, Bits]:
+def _run_bits(program: Straightline, inputs: Sequence[Bits], mode: str) -> dict[str, Bits]:
     table = _FUSED if mode == "fused" else _SPLIT
-    state: dict[str, Bits] = dict.fromkeys(program.inputs, inputs)
+    state: dict[str, Bits] = dict(zip(program.inputs, inputs, strict=True))
     formats = dict.fromkeys(program.inputs, program.fmt)
     for name, text in program.consts.items():
         formats[name] = program.const_formats[name]
@@ -127,10 +135,8 @@ def _run_bits(program: Program, inputs: Bits, mode: str) -> dict[str, Bits]:
         operands = [state[s] for s in op.src]
         if op.op == "cvt":
             state[op.dst] = fmt.convert_from(formats[op.src[0]], operands[0])
-        elif op.op in table:
-            state[op.dst] = table[op.op](fmt, *operands)
         else:
-            state[op.dst] = _hardware(op, operands[0])
+            state[op.dst] = table[op.op](fmt, *operands) if op.op in table else _hardware(op, operands[0])
         formats[op.dst] = fmt
     return state
 
@@ -142,12 +148,8 @@ def _hardware(op: Op, operand: Bits) -> Bits:
     return np.asarray(recorded(op.op, op.format)[operand])
 
 
-def _run_real(program: Program, inputs: Bits) -> dict[str, Values]:
-    return _run_reals(program, program.fmt.decode(inputs))
-
-
-def _run_reals(program: Program, x: Values) -> dict[str, Values]:
-    state: dict[str, Values] = dict.fromkeys(program.inputs, x)
+def _run_reals(program: Straightline, inputs: Sequence[Values]) -> dict[str, Values]:
+    state: dict[str, Values] = dict(zip(program.inputs, inputs, strict=True))
     state |= {name: np.array(program.const_value(name)) for name in program.consts}
     with np.errstate(all="ignore"):
         for op in program.ops:

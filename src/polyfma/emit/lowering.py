@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from polyfma.emit.architecture import DEFAULT, LEAST, Architecture, first_with, get_architecture
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.formats import Format, get_format
-from polyfma.program import Op, Program
+from polyfma.program import Op, Straightline
 
 # What goes in and out: 16-bit pairs; two fp32 values in and a 16-bit pair out; two fp32 values in and out.
 LAYOUTS = ("packed", "f32-packed", "f32")
@@ -97,7 +97,7 @@ class Block:
 
 @dataclass
 class _Draft:
-    program: Program
+    program: Straightline
     architecture: Architecture
     registers: list[tuple[str, str]] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
@@ -135,7 +135,7 @@ class _Draft:
         return registers[lane if len(registers) > 1 else 0]
 
 
-def needed_ops(program: Program, outputs: Sequence[str]) -> tuple[Op, ...]:
+def needed_ops(program: Straightline, outputs: Sequence[str]) -> tuple[Op, ...]:
     """The operations that these outputs use, in order."""
     wanted = {program.outputs[o] for o in outputs}
     kept: list[Op] = []
@@ -146,7 +146,7 @@ def needed_ops(program: Program, outputs: Sequence[str]) -> tuple[Op, ...]:
     return tuple(reversed(kept))
 
 
-def check_outputs(program: Program, outputs: Sequence[str] | None) -> tuple[str, ...]:
+def check_outputs(program: Straightline, outputs: Sequence[str] | None) -> tuple[str, ...]:
     """The outputs asked for, all by default. Raises UnknownNameError for one that the program lacks."""
     if isinstance(outputs, str) or not (outputs is None or (isinstance(outputs, Sequence) and all(isinstance(o, str) for o in outputs))):
         raise UnknownNameError(f"outputs {outputs!r} must be a list of names; {program.name} has {', '.join(program.outputs)}")
@@ -158,7 +158,7 @@ def check_outputs(program: Program, outputs: Sequence[str] | None) -> tuple[str,
     return chosen
 
 
-def check_architecture(program: Program, architecture: Architecture, ops: Sequence[Op]) -> None:
+def check_architecture(program: Straightline, architecture: Architecture, ops: Sequence[Op]) -> None:
     """Raises ProgramError that names the instruction and the first architecture with it, where nothing can stand in."""
     for op in ops:
         first = first_with(op.op, op.format)
@@ -171,7 +171,7 @@ def check_architecture(program: Program, architecture: Architecture, ops: Sequen
         raise ProgramError(f"{program.name} cannot run on {architecture}: programs are lowered for sm_{LEAST} and later")
 
 
-def lower(program: Program, architecture: str | Architecture = DEFAULT, layout: str = "packed",
+def lower(program: Straightline, architecture: str | Architecture = DEFAULT, layout: str = "packed",
           outputs: Sequence[str] | None = None) -> Block:  # fmt: skip
     """The PTX block of a program's outputs (all by default) for one pair of lanes.
 
@@ -185,29 +185,34 @@ def lower(program: Program, architecture: str | Architecture = DEFAULT, layout: 
     ops = needed_ops(program, chosen)
     check_architecture(program, architecture, ops)
     draft = _Draft(program, architecture)
-    inputs = _take_input(draft, layout)
+    inputs = tuple(port for name, stem in _ports(program.inputs) for port in _take_input(draft, name, stem, layout))
     for op in ops:
         _lower_op(draft, op)
     results = [r for name in chosen for r in _give_output(draft, name, layout, single=len(chosen) == 1)]
     return Block(inputs, tuple(results), tuple(draft.registers), tuple(draft.instructions))
 
 
-def _take_input(draft: _Draft, layout: str) -> tuple[tuple[str, str], ...]:
-    (name,) = draft.program.inputs
+def _take_input(draft: _Draft, name: str, port: str, layout: str) -> tuple[tuple[str, str], ...]:
+    """Registers of one input; its ports are ``port``, or ``port`` with 0 and 1 for two fp32 lanes."""
     fmt = draft.program.fmt
     draft.formats[name] = fmt
+    lanes = (f"{port}0", f"{port}1")
     if fmt.width == 32:
-        draft.values[name] = ("x0", "x1")
-        return (("x0", "f32"), ("x1", "f32"))
-    register = "x" if layout == "packed" and name not in draft.program.outputs.values() else draft.new("x", "b32", "p")
-    if layout == "packed":
-        if register != "x":  # the input is an output too: another output may be written over its port before
-            draft.put("mov.b32", register, "x")
-        draft.values[name] = (register,)
-        return (("x", "b32"),)
-    draft.put(f"cvt.rn.{SUFFIX[fmt.name]}.f32", register, "x1", "x0")  # the upper lane comes first
+        draft.values[name] = lanes
+        return tuple((lane, "f32") for lane in lanes)
+    register = port if layout == "packed" and name not in draft.program.outputs.values() else draft.new(name, "b32", "p")
     draft.values[name] = (register,)
-    return (("x0", "f32"), ("x1", "f32"))
+    if layout == "packed":
+        if register != port:  # the input is an output too: another output may be written over its port before
+            draft.put("mov.b32", register, port)
+        return ((port, "b32"),)
+    draft.put(f"cvt.rn.{SUFFIX[fmt.name]}.f32", register, lanes[1], lanes[0])  # the upper lane comes first
+    return tuple((lane, "f32") for lane in lanes)
+
+
+def _ports(inputs: Sequence[str]) -> list[tuple[str, str]]:
+    """(input, port): the only input is ``x`` whatever the program calls it, several keep their names behind ``x_``."""
+    return [(name, "x" if len(inputs) == 1 else f"x_{name}") for name in inputs]
 
 
 def _give_output(draft: _Draft, output: str, layout: str, *, single: bool) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from polyfma.emit.architecture import Architecture
 from polyfma.emit.header import identifier
 from polyfma.emit.lowering import Block, lower
 from polyfma.errors import ProgramError
-from polyfma.program import Program
+from polyfma.program import Program, Straightline
 
 DTYPES = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 _FUNCTION = '''@triton.jit
@@ -29,7 +29,7 @@ def inline_asm(block: Block) -> tuple[str, str]:
     return block.text(names, indent="", separator=" "), ",".join(letters)
 
 
-def triton_asm(program: Program, architecture: Architecture, layout: str, outputs: Sequence[str]) -> tuple[str, str]:
+def triton_asm(program: Straightline, architecture: Architecture, layout: str, outputs: Sequence[str]) -> tuple[str, str]:
     """:func:`inline_asm` as Triton wants it: every operand in a 32-bit integer register."""
     asm, constraints = inline_asm(lower(program, architecture, layout, outputs))
     return asm, constraints.replace("f", "r")

@@ -1,0 +1,132 @@
+"""Modules of the operators, for where a model holds ``nn.SiLU()``. They have no parameters and no state.
+
+``program`` and ``backward`` are as in :mod:`polyfma.ops`; they are resolved at each call, by the input's dtype.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from polyfma import ops
+from polyfma.program import Program
+
+__all__ = ["GELU", "ClampedSwiGLU", "GeGLU", "QuickGELU", "ReGLU", "SiLU", "Sigmoid", "Softcap", "SwiGLU", "Tanh"]
+_Given = str | Program | None
+
+
+class _Activation(nn.Module):
+    def __init__(self, *, program: _Given = None, backward: _Given = None) -> None:
+        super().__init__()
+        self.program, self.backward = program, backward
+
+    def extra_repr(self) -> str:
+        given = {"program": self.program, "backward": self.backward}
+        return ", ".join(f"{k}={v.name if isinstance(v, Program) else v}" for k, v in given.items() if v is not None)
+
+
+class Sigmoid(_Activation):
+    """:func:`polyfma.ops.sigmoid`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.sigmoid(x, program=self.program, backward=self.backward)
+
+
+class Tanh(_Activation):
+    """:func:`polyfma.ops.tanh`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.tanh(x, program=self.program, backward=self.backward)
+
+
+class SiLU(_Activation):
+    """:func:`polyfma.ops.silu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.silu(x, program=self.program, backward=self.backward)
+
+
+class QuickGELU(_Activation):
+    """:func:`polyfma.ops.quick_gelu`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.quick_gelu(x, program=self.program, backward=self.backward)
+
+
+class GELU(_Activation):
+    """:func:`polyfma.ops.gelu`; ``approximate`` as in ``torch.nn.GELU``."""
+
+    def __init__(self, approximate: str = "none", *, program: _Given = None, backward: _Given = None) -> None:
+        super().__init__(program=program, backward=backward)
+        self.approximate = approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.gelu(x, approximate=self.approximate, program=self.program, backward=self.backward)
+
+    def extra_repr(self) -> str:
+        return ", ".join(part for part in (f"approximate={self.approximate}", super().extra_repr()) if part)
+
+
+class Softcap(_Activation):
+    """:func:`polyfma.ops.softcap` with one cap."""
+
+    def __init__(self, cap: float, *, program: _Given = None, backward: _Given = None) -> None:
+        super().__init__(program=program, backward=backward)
+        self.cap = cap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.softcap(x, self.cap, program=self.program, backward=self.backward)
+
+    def extra_repr(self) -> str:
+        return ", ".join(part for part in (f"cap={self.cap:g}", super().extra_repr()) if part)
+
+
+class _Gated(_Activation):
+    """One packed tensor or gate and up."""
+
+    def __init__(self, *, interleaved: bool = False, program: _Given = None, backward: _Given = None) -> None:
+        super().__init__(program=program, backward=backward)
+        self.interleaved = interleaved
+
+    def _layout(self, up: Tensor | None) -> bool:
+        return self.interleaved and up is None
+
+
+class SwiGLU(_Gated):
+    """:func:`polyfma.ops.swiglu`."""
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return ops.swiglu(gate, up, interleaved=self._layout(up), program=self.program, backward=self.backward)
+
+
+class GeGLU(_Gated):
+    """:func:`polyfma.ops.geglu`."""
+
+    def __init__(self, approximate: str = "none", *, interleaved: bool = False, program: _Given = None, backward: _Given = None) -> None:
+        super().__init__(interleaved=interleaved, program=program, backward=backward)
+        self.approximate = approximate
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return ops.geglu(gate, up, approximate=self.approximate, interleaved=self._layout(up), program=self.program, backward=self.backward)
+
+
+class ReGLU(_Gated):
+    """:func:`polyfma.ops.reglu`."""
+
+    def __init__(self, *, interleaved: bool = False) -> None:
+        super().__init__(interleaved=interleaved)
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return ops.reglu(gate, up, interleaved=self._layout(up))
+
+
+class ClampedSwiGLU(_Gated):
+    """:func:`polyfma.ops.clamped_swiglu`; GPT-OSS packs interleaved, which is the default here."""
+
+    def __init__(self, alpha: float = 1.702, limit: float = 7.0, *, interleaved: bool = True, program: _Given = None,
+                 backward: _Given = None) -> None:  # fmt: skip
+        super().__init__(interleaved=interleaved, program=program, backward=backward)
+        self.alpha, self.limit = alpha, limit
+
+    def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        return ops.clamped_swiglu(gate, up, alpha=self.alpha, limit=self.limit, interleaved=self._layout(up), program=self.program,
+                                  backward=self.backward)  # fmt: skip

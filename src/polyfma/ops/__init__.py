@@ -1,0 +1,191 @@
+"""PyTorch operators on catalogue programs: activations and gated units with their gradients, in BF16 and FP16.
+
+::
+
+    y = pf.ops.silu(x)                                  # the default program of x's dtype
+    y = pf.ops.swiglu(gate, up)                         # silu(gate) * up in one pass; backward makes both gradients in one
+    y = pf.ops.swiglu(gate_up)                          # one [..., 2h] tensor: halves, or interleaved=True
+    y = pf.ops.gelu(x, program="exact")                 # fp32 arithmetic, rounded once
+    y = pf.ops.tanh(x, program="tanh.forward.bf16.d4", backward="matched")
+
+Every operator takes ``program=`` and ``backward=`` (:func:`polyfma.ops.choice.choose` says what they may be). CUDA tensors of
+compute capability 8.0 and later run in a Triton kernel at the speed of a copy; CPU tensors get the same bits from a table.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from polyfma.errors import DtypeError, MissingToolError, PolyfmaError
+from polyfma.program import Program
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingToolError("polyfma.ops needs torch, which is not installed; pip install 'polyfma[torch]'") from error
+
+from polyfma.ops import eager, execute, library
+from polyfma.ops.choice import RELU, choose, function_with
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["clamped_swiglu", "geglu", "gelu", "quick_gelu", "reglu", "sigmoid", "silu", "softcap", "swiglu", "tanh"]
+_Given = str | Program | None
+_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def sigmoid(x: Tensor, *, program: _Given = None, backward: _Given = None) -> Tensor:
+    """1/(1 + exp(-x)) of a BF16 or FP16 tensor of any shape; the result has its dtype and layout."""
+    return _unary("sigmoid", x, program, backward)
+
+
+def tanh(x: Tensor, *, program: _Given = None, backward: _Given = None) -> Tensor:
+    """tanh(x) of a BF16 or FP16 tensor of any shape."""
+    return _unary("tanh", x, program, backward)
+
+
+def silu(x: Tensor, *, program: _Given = None, backward: _Given = None) -> Tensor:
+    """x/(1 + exp(-x)) of a BF16 or FP16 tensor of any shape. At -inf it is 0, where torch gives NaN."""
+    return _unary("silu", x, program, backward)
+
+
+def quick_gelu(x: Tensor, *, program: _Given = None, backward: _Given = None) -> Tensor:
+    """x * sigmoid(1.702 x), the "quick GELU" of CLIP, of a BF16 or FP16 tensor of any shape."""
+    return _unary("silu-1.702", x, program, backward)
+
+
+def gelu(x: Tensor, *, approximate: str = "none", program: _Given = None, backward: _Given = None) -> Tensor:
+    """x Phi(x), or with ``approximate="tanh"`` its tanh form, of a BF16 or FP16 tensor. At -inf it is 0, where torch gives NaN."""
+    return _unary(_gelu_name(approximate), x, program, backward)
+
+
+def softcap(x: Tensor, cap: float, *, program: _Given = None, backward: _Given = None) -> Tensor:
+    """cap * tanh(x / cap) for a positive number ``cap``."""
+    return _unary("softcap", x, program, backward, cap)
+
+
+def swiglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False, program: _Given = None,
+           backward: _Given = None) -> Tensor:  # fmt: skip
+    """silu(gate) * up; with one argument, of a packed [..., 2h] tensor: gate then up, or alternating with ``interleaved``."""
+    return _gated("silu", gate, up, interleaved, program, backward)
+
+
+def geglu(gate: Tensor, up: Tensor | None = None, *, approximate: str = "none", interleaved: bool = False, program: _Given = None,
+          backward: _Given = None) -> Tensor:  # fmt: skip
+    """gelu(gate) * up, arguments as :func:`swiglu`; ``approximate`` as :func:`gelu`."""
+    return _gated(_gelu_name(approximate), gate, up, interleaved, program, backward)
+
+
+def reglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False) -> Tensor:
+    """max(gate, 0) * up, arguments as :func:`swiglu`. It needs no program: relu is exact."""
+    return _gated(RELU, gate, up, interleaved, None, None)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor | None = None, *, alpha: float = 1.702, limit: float = 7.0, interleaved: bool = False,
+                   program: _Given = None, backward: _Given = None) -> Tensor:  # fmt: skip
+    """GPT-OSS's unit: g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and u = clamp(up, -limit, limit).
+
+    Its packed tensors are interleaved: pass ``interleaved=True``. Where the clamp cuts off, the gradient is 0.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise PolyfmaError(f"limit {limit!r} must be a positive number")
+    return _gated("silu", gate, up, interleaved, program, backward, alpha, float(limit))
+
+
+# -- from the arguments to an operator -----------------------------------------------------------------------
+
+
+def _gelu_name(approximate: str) -> str:
+    if approximate not in ("none", "tanh"):
+        raise PolyfmaError(f"approximate {approximate!r} must be 'none' (exact GELU) or 'tanh'")
+    return "gelu" if approximate == "none" else "gelu-tanh"
+
+
+def _unary(function: str, x: Tensor, program: _Given, backward: _Given, parameter: float | None = None) -> Tensor:
+    if torch.compiler.is_compiling():
+        (x,) = _accepted(x)
+        return library.unary(x, _key_in_graph(function, _FORMATS[x.dtype], program, backward, parameter, None))
+    (x,) = _accepted(x)
+    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, None)
+    if not eager.plain(x):
+        return library.unary(_prepared(x), key)
+    return eager.Unary.apply(x, key) if eager.needs_grad(x) else execute.unary(x, key)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, program: _Given, backward: _Given,
+           parameter: float | None = None, limit: float | None = None) -> Tensor:  # fmt: skip
+    if up is None:
+        return _packed(function, gate, interleaved, program, backward, parameter, limit)
+    if interleaved:
+        raise PolyfmaError("interleaved=True is for one packed tensor; gate and up were given as two")
+    gate, up = _accepted(gate, up)
+    if gate.shape != up.shape:
+        raise PolyfmaError(f"gate has shape {tuple(gate.shape)} and up {tuple(up.shape)}; they must be equal (expand one first)")
+    if gate.device != up.device:
+        raise PolyfmaError(f"gate is on {gate.device} and up on {up.device}; they must be on one device")
+    arguments = (function, _FORMATS[gate.dtype], program, backward, parameter, limit)
+    if torch.compiler.is_compiling():
+        return library.gated(gate, up, _key_in_graph(*arguments))
+    key = _key(*arguments)
+    if not eager.plain(gate, up):
+        return library.gated(_prepared(gate), up, key)
+    return eager.Gated.apply(gate, up, key) if eager.needs_grad(gate, up) else execute.gated(gate, up, key)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backward: _Given, parameter: float | None,
+            limit: float | None) -> Tensor:  # fmt: skip
+    (x,) = _accepted(x)
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise PolyfmaError(f"a packed tensor's last dimension must be even (gate and up); the shape is {tuple(x.shape)}")
+    if torch.compiler.is_compiling() or not eager.plain(x):
+        gate, up = execute.halves(x, interleaved)
+        return _gated(function, gate, up, False, program, backward, parameter, limit)
+    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, limit)
+    return eager.Packed.apply(x, key, interleaved) if eager.needs_grad(x) else execute.packed(x, key, interleaved)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in one 16-bit dtype. Under autocast every floating tensor is cast to its dtype; else they must agree."""
+    for t in tensors:
+        if not isinstance(t, torch.Tensor):
+            raise DtypeError(f"polyfma.ops take tensors, not {type(t).__name__}")
+    device = tensors[0].device.type
+    if device in ("cuda", "cpu") and torch.is_autocast_enabled(device):
+        wanted = torch.get_autocast_dtype(device)
+        tensors = tuple([t.to(wanted) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in tensors])
+    for t in tensors:
+        if t.dtype not in _FORMATS:
+            raise DtypeError(f"polyfma.ops take torch.bfloat16 and torch.float16, not {t.dtype}: cast it, or use torch's own function for it")
+        if t.dtype is not tensors[0].dtype:
+            raise DtypeError(f"gate is {tensors[0].dtype} and up {t.dtype}; give both one dtype")
+    if device not in ("cuda", "cpu", "meta"):
+        raise DtypeError(f"polyfma.ops run on cuda and cpu tensors, not on {device}")
+    return tensors
+
+
+@lru_cache(maxsize=4096)
+def _key(function: str, fmt: str, program: _Given, backward: _Given, parameter: float | None, limit: float | None) -> str:
+    return choose(function_with(function, parameter), fmt, program, backward, limit).key
+
+
+def _key_in_graph(function: str, fmt: str, program: _Given, backward: _Given, parameter: float | None, limit: float | None) -> str:
+    """The key as a constant of the graph being traced. Tracing is also when Inductor must learn the operators."""
+    from polyfma.ops import inductor
+
+    inductor.register()
+    return _key(function, fmt, program, backward, parameter, limit)
+
+
+# What torch.compiler.assume_constant_result sets; calling that would import the whole compiler with this module.
+_key_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _prepared(x: Any) -> Any:
+    """A DTensor needs the sharding rules first."""
+    if type(x).__name__ == "DTensor":
+        from polyfma.ops import sharding
+
+        sharding.register()
+    return x

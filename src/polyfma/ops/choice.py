@@ -1,0 +1,197 @@
+"""Which program an operator runs: by function and dtype, from what the caller gave as ``program=`` and ``backward=``.
+
+A :class:`Choice` is plain text when it passes through torch (``silu/bf16/NAME/NAME/``), so a compiled graph holds a
+constant. It never depends on a tensor's size. The defaults are data (``defaults.json``): per function and dtype the most
+accurate catalogue program that ran at copy speed on the measured device (:mod:`polyfma.bench.defaults` makes the file).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from polyfma import catalog
+from polyfma.derivative import differentiate
+from polyfma.errors import CoefficientError, PolyfmaError, ProgramError, UnknownNameError
+from polyfma.folding import fold, scaled_outside
+from polyfma.functions import get_function
+from polyfma.pareto import TIERS, best
+from polyfma.program import Program
+from polyfma.replay import replay
+
+EXACT, MATCHED, DIRECT = "exact", "matched", "direct"
+RELU = "relu"  # exact in one packed operation, so it has no programs
+_registered: dict[str, Program] = {}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``forward`` and ``backward`` are keys of programs (:func:`program_of`) or ``exact``; ``limit`` clamps a gated unit."""
+
+    function: str
+    format: str
+    forward: str
+    backward: str
+    limit: float | None = None
+
+    @property
+    def key(self) -> str:
+        return "/".join((self.function, self.format, self.forward, self.backward, "" if self.limit is None else repr(self.limit)))
+
+
+@lru_cache(maxsize=1024)
+def parse(key: str) -> Choice:
+    """The Choice of a key."""
+    function, fmt, forward, backward, limit = key.split("/")
+    return Choice(function, fmt, forward, backward, float(limit) if limit else None)
+
+
+def register(program: Program) -> str:
+    """The key of a program: its catalogue name, or name and digest of one from elsewhere, which is remembered."""
+    if (catalog.PROGRAMS / f"{program.name}.json").is_file() and catalog.load(program.name) == program:
+        return program.name
+    key = f"{program.name}#{program.digest[:16]}"
+    _registered[key] = program
+    return key
+
+
+def program_of(key: str) -> Program:
+    """The program of a key. Raises UnknownNameError for one of another process that was not given here."""
+    if "#" not in key:
+        return catalog.load(key)
+    if key not in _registered:
+        raise UnknownNameError(f"program {key!r} is not known in this process; pass the Program to polyfma.ops once, here too")
+    return _registered[key]
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((files("polyfma.ops") / "defaults.json").read_text(encoding="utf-8"))
+    return data["programs"]  # type: ignore[no-any-return]
+
+
+def default_program(function: str, fmt: str, direction: str = "forward") -> Program:
+    """The default of a function in bf16 or fp16. A softcap of any cap is folded from the measured one."""
+    base, scales = _base(function)
+    name = _defaults()[base][fmt][direction]
+    return _rescaled(catalog.load(name), function, scales, direction)
+
+
+def _base(function: str) -> tuple[str, float | None]:
+    """The function that has defaults, and for a softcap its cap."""
+    if function.startswith("softcap-"):
+        return "softcap", float(function.removeprefix("softcap-"))
+    if function not in _defaults():
+        raise UnknownNameError(f"no default program for {function!r}; pass program=, one of your own or exact")
+    return function, None
+
+
+def _rescaled(program: Program, function: str, cap: float | None, direction: str) -> Program:
+    """cap * tanh(x / cap) from a program of tanh or of another cap: in its constants, or outside where they cannot hold it."""
+    if cap is None or program.function == function:
+        return program
+    ratio = 1 / cap if program.function == "tanh" else float(program.function.removeprefix("softcap-")) / cap
+    after = 1 / ratio if direction == "forward" else 1.0
+    try:
+        folded = fold(program, input_scale=ratio, output_scale=after)
+    except (CoefficientError, ProgramError):
+        folded = scaled_outside(program, input_scale=ratio, output_scale=after)
+    data = {k: v for k, v in folded.to_dict().items() if k != "digest"}
+    return Program.from_dict(data | {"function": function})
+
+
+def function_with(family: str, parameter: float | None) -> str:
+    """The function's name with its parameter written out (``softcap-30``). Raises PolyfmaError for one that is no positive number."""
+    if parameter is None:
+        return family
+    if isinstance(parameter, bool) or not isinstance(parameter, int | float) or not 0 < parameter < float("inf"):
+        what = "cap" if family == "softcap" else "alpha"
+        raise PolyfmaError(f"{what} {parameter!r} must be a positive number")
+    return f"{family}-{np.format_float_positional(float(parameter), trim='-')}"
+
+
+def choose(function: str, fmt: str, program: str | Program | None = None, backward: str | Program | None = None,
+           limit: float | None = None) -> Choice:  # fmt: skip
+    """The Choice of an operator call.
+
+    ``program``: None for the default, a name or path, a Program, a tier (fast, balanced, accurate, hardware) or ``exact``.
+    ``backward``: ``direct`` (a fitted program of the derivative; the default for programs), ``matched`` (the derivative of
+    the forward program), ``exact`` (the default for exact), or a backward program or its name. Raises UnknownNameError and
+    ProgramError that say what was given and what is allowed.
+    """
+    if function == RELU:
+        return Choice(RELU, fmt, EXACT, EXACT, limit)
+    get_function(function)
+    forward = _forward(function, fmt, program)
+    if backward is None:
+        backward = EXACT if forward is None else DIRECT
+    slope = _backward(function, fmt, forward, backward)
+    keys = [EXACT if p is None else register(p) for p in (forward, slope)]
+    return Choice(function, fmt, keys[0], keys[1], limit)
+
+
+def _forward(function: str, fmt: str, given: str | Program | None) -> Program | None:
+    """The forward program; None for exact."""
+    if given is None:
+        return default_program(function, fmt)
+    if isinstance(given, Program):
+        return _checked(given, function, fmt, "forward")
+    if not isinstance(given, str):
+        raise ProgramError(f"program {given!r} must be a name, a Program, a tier ({', '.join(TIERS)}, hardware) or 'exact'")
+    if given == EXACT:
+        return None
+    if given in TIERS or given == "hardware":
+        return _tier(function, fmt, given)
+    return _checked(catalog.load(given), function, fmt, "forward")
+
+
+def _tier(function: str, fmt: str, tier: str) -> Program:
+    """The tier's program of the function; of a softcap without programs in the format, of tanh."""
+    base, cap = _base(function)
+    if cap is not None:
+        base = "softcap-50" if fmt == "bf16" or tier == "hardware" else "tanh"
+    found = catalog.load(f"{base}.forward.{fmt}.hardware") if tier == "hardware" else best(base, format=fmt, tier=tier)
+    return _rescaled(found, function, cap, "forward")
+
+
+def _backward(function: str, fmt: str, forward: Program | None, given: str | Program) -> Program | None:
+    """The program of the derivative; None for exact."""
+    if isinstance(given, Program):
+        return _checked(given, function, fmt, "backward")
+    if not isinstance(given, str):
+        raise ProgramError(f"backward {given!r} must be direct, matched, exact, or a backward program or its name")
+    if given == EXACT:
+        return None
+    if given == DIRECT:
+        return default_program(function, fmt, "backward")
+    if given == MATCHED:
+        if forward is None:
+            raise ProgramError("backward 'matched' is the derivative of a program; the exact forward has none: use backward='exact'")
+        return _matched(forward)
+    return _checked(catalog.load(given), function, fmt, "backward")
+
+
+@lru_cache(maxsize=256)
+def _matched(forward: Program) -> Program:
+    slope = differentiate(forward)
+    values = slope.fmt.decode(replay(slope, slope.fmt.finite_bits()))
+    if not np.isfinite(values).all():
+        raise ProgramError(f"{forward.name} overflows inside, so its own derivative is not finite everywhere; use backward='direct'")
+    return slope
+
+
+def _checked(program: Program, function: str, fmt: str, direction: str) -> Program:
+    """A program that this operator can run."""
+    given = (program.function, program.direction, program.format)
+    if given != (function, direction, fmt):
+        raise ProgramError(f"{program.name} is a {given[0]} {given[1]} program in {given[2]}; this call needs {function} {direction} in {fmt}"
+                           " (the dtype of the input)")  # fmt: skip
+    if len(program.outputs) != 1:
+        raise ProgramError(f"{program.name} has outputs {', '.join(program.outputs)}; an operator takes a program of one output")
+    return program
+

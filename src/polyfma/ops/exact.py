@@ -1,0 +1,322 @@
+"""Activations in fp32, accurate enough that one final rounding to the 16-bit format is the correct one.
+
+:func:`steps` gives the straight-line PTX of one lane: ``x`` holds the BF16 or FP16 input widened to fp32, and
+``cvt.rn`` of ``y`` to the same format is the result. :func:`reference` gives the same functions in float64.
+
+Every exponential is ``ex2.approx``, every division ``rcp.approx`` (at most one of each in a sequence). BF16 keeps
+results down to 2^-133, where 1 + exp(-x) overflows fp32 and ``rcp`` flushes to zero. The BF16 sequences therefore
+take h = exp(-x/2), form d = s (1 + h^2) with s = 2^-64, and multiply by s after the reciprocal. FP16 underflows
+at 2^-25 and needs neither.
+
+Tiny x: silu and gelu are x/2 + k x^2 with k > 0. Where x is an odd multiple of the smallest subnormal, x/2 is a
+rounding tie and the square decides it, but fp32 loses the square. A constant far below every other result
+(:data:`_NUDGE`) is added; it makes +-0 positive, so the sign of x is restored at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyfma.errors import UnknownNameError
+from polyfma.functions import Function, get_function
+
+Operand = str | float
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Step:
+    """``opcode dst, src...`` as in PTX. An operand is a register or an fp32 immediate.
+
+    Registers hold fp32; the destination of ``setp`` is a predicate.
+    """
+
+    opcode: str
+    dst: str
+    src: tuple[Operand, ...]
+
+
+_J = 0.0
+_K = 0.0
+_LOG2E = math.log2(math.e)
+_SCALE = {"bf16": 2.0**-64, "fp16": 1.0}  # s above
+_NUDGE = {"bf16": 2.0**-146, "fp16": 2.0**-38}  # decides the ties of subnormals; below half an fp32 ulp elsewhere
+_LINE_END = 2.0**-5  # beyond it the cubic term is more than ten fp32 ulps
+_SATURATED = 128.0  # exp(-128) rounds to zero in both formats, whatever it is multiplied by
+
+# tanh(x) = x + x s P(s), s = x^2, for |x| < _TANH_SMALL: relative error 2^-26. Above it, 2 sigma(2x) - 1 cancels
+# less than two bits.
+_TANH_SMALL = 0.5
+_TANH_P = (-0.33333148, 0.13325987, -0.05305296, 0.01725701)
+
+# Phi(-a) = exp(-a^2/2) R(a) for 0 <= a <= 14, R = N/D, minimax in relative error: 2^-21.3 and 2^-27.4.
+_TAIL = {
+    "bf16": (
+        (0.49999981, 0.36197387, 0.1195332, 0.01704806),
+        (1.0, 1.52181346, 0.95344707, 0.29942266, 0.04273815),
+    ),
+    "fp16": (
+        (0.5, 0.43725162, 0.18246238, 0.04037275, 0.00407764),
+        (1.0, 1.67238819, 1.19929296, 0.46743056, 0.10120628, 0.010221),
+    ),
+}
+_TAIL_END = 14.0  # 14 Phi(-14) = 2^-143
+
+# gelu'(-a) = exp(-a^2/2) S(a), S = (a - root) N/D, minimax in relative error: 2^-20.7 and 2^-27.0.
+_SLOPE_ROOT = 0.7517915246935643
+_SLOPE = {
+    "bf16": (
+        (-0.66507839, -0.62794265, -0.24601402, -0.03821732),
+        (1.0, 1.20980113, 0.54439647, 0.09580366),
+    ),
+    "fp16": (
+        (-0.66507799, -0.7519316, -0.37632228, -0.09501067, -0.01033135),
+        (1.0, 1.39620428, 0.78999343, 0.21869525, 0.02589668),
+    ),
+}
+
+# gelu-tanh(x) = x sigma(x (_CUBIC[0] + _CUBIC[1] x^2)).
+_CUBIC = (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)
+_CUBIC_END = 11.0  # sigma = 2^-162 at -11
+
+
+def _fp32(value: float) -> float:
+    return float(np.float32(value))
+
+
+class _Lane:
+    """A sequence under construction; every method appends a step and returns the register it wrote."""
+
+    def __init__(self, fmt: str) -> None:
+        self.format = fmt
+        self.steps: list[Step] = []
+
+    def op(self, opcode: str, *src: Operand) -> str:
+        dst = f"{'p' if opcode.startswith('setp') else 'r'}{len(self.steps)}"
+        operands = tuple(v if isinstance(v, str) else _fp32(v) for v in src)
+        self.steps.append(Step(opcode, dst, operands))
+        return dst
+
+    def mul(self, a: Operand, b: Operand) -> str:
+        return self.op("mul.rn.f32", a, b)
+
+    def add(self, a: Operand, b: Operand) -> str:
+        return self.op("add.rn.f32", a, b)
+
+    def fma(self, a: Operand, b: Operand, c: Operand) -> str:
+        return self.op("fma.rn.f32", a, b, c)
+
+    def exp2(self, a: str) -> str:
+        return self.op("ex2.approx.ftz.f32", a)
+
+    def reciprocal(self, a: str) -> str:
+        return self.op("rcp.approx.ftz.f32", a)
+
+    def horner(self, coefficients: Sequence[float], a: str) -> str:
+        """A polynomial of degree one or more, coefficients from the constant upwards."""
+        *rest, result = coefficients
+        register: Operand = result
+        for c in reversed(rest):
+            register = self.fma(register, a, c)
+        return str(register)
+
+    def with_sign_of(self, x: str, magnitude: str) -> str:
+        return self.op("copysign.f32", x, magnitude)
+
+    def finished(self) -> tuple[Step, ...]:
+        """The steps, the last one writing ``y``."""
+        return (*self.steps[:-1], replace(self.steps[-1], dst="y"))
+
+
+def _exponent_factor(fmt: str) -> float:
+    """h = ex2(factor x) in BF16, exp(-x) = ex2(factor x) in FP16."""
+    return -_LOG2E / 2 * (1 + _J) if fmt == "bf16" else -_LOG2E
+
+
+def _scaled_logistic(lane: _Lane, exponent: str) -> str:
+    """sigma / s, for an exponent that carries :func:`_exponent_factor`."""
+    e = lane.exp2(exponent)
+    if lane.format == "fp16":
+        return lane.reciprocal(lane.add(e, 1.0))
+    s = _SCALE[lane.format]
+    return lane.reciprocal(lane.fma(e, lane.mul(e, s), s))
+
+
+def _unscale(fmt: str) -> float:
+    return _SCALE[fmt] * (1 + _K) if fmt == "bf16" else 1.0
+
+
+def _times(lane: _Lane, register: str, factor: float) -> str:
+    return register if factor == 1.0 else lane.mul(register, factor)
+
+
+def _is_power_of_two(value: float) -> bool:
+    return math.frexp(value)[0] == 0.5
+
+
+def _linear_near_zero(lane: _Lane, y: str, middle: float, slope: float, end: float) -> str:
+    """middle + slope x where |x| < end, y elsewhere.
+
+    sigma(x) = 1/2 + x/4 - x^3/48: with a dyadic slope the first two terms make a rounding tie of many small x,
+    which the third decides, yet fp32 loses it. The line is made 2^-12 less steep, so every tie falls inwards.
+    """
+    line = lane.fma("x", slope * (1 - 2.0**-12), middle)
+    return lane.op("selp.f32", line, y, lane.op("setp.lt.f32", lane.op("abs.f32", "x"), end))
+
+
+def _sigmoid(lane: _Lane, n: float) -> None:
+    r = _scaled_logistic(lane, lane.mul("x", _exponent_factor(lane.format)))
+    y = _times(lane, r, _unscale(lane.format) / n)
+    if _is_power_of_two(n):
+        _linear_near_zero(lane, y, 0.5 / n, 0.25 / n, _LINE_END)
+
+
+def _bell(lane: _Lane, rate: float, peak: float) -> None:
+    """peak * 4 sigma(rate x) sigma(-rate x) = peak * (2h / (1 + h^2))^2 with h = exp(-|rate x| / 2).
+
+    Even; as the square of a product neither factor is subnormal where the result is.
+    """
+    a = lane.op("abs.f32", "x")
+    if lane.format == "fp16":
+        r = lane.reciprocal(lane.add(lane.exp2(lane.mul(a, _LOG2E * rate)), 1.0))
+        _times(lane, lane.fma(lane.op("neg.f32", r), r, r), 4 * peak)
+        return
+    h = lane.exp2(lane.mul(a, -_LOG2E / 2 * rate))
+    q = lane.mul(h, lane.reciprocal(lane.fma(h, h, 1.0)))
+    lane.mul(_times(lane, q, 4 * peak), q)
+
+
+def _sigmoid_slope(lane: _Lane, n: float) -> None:
+    _bell(lane, 1.0, 0.25 / n)
+
+
+def _softcap(lane: _Lane, cap: float) -> None:
+    """cap tanh(x/cap)."""
+    s = lane.mul("x", "x")
+    small = lane.mul("x", lane.horner([1.0, *(c / cap ** (2 * k + 2) for k, c in enumerate(_TANH_P))], s))
+    r = lane.reciprocal(lane.add(lane.exp2(lane.mul("x", -2 * _LOG2E / cap)), 1.0))
+    large = lane.fma(r, 2 * cap, -cap)
+    near = lane.op("setp.lt.f32", lane.op("abs.f32", "x"), _TANH_SMALL * cap)
+    lane.op("selp.f32", small, large, near)
+
+
+def _softcap_slope(lane: _Lane, cap: float) -> None:
+    _bell(lane, 2 / cap, 1.0)
+
+
+def _gate(lane: _Lane, sigma: str, x: str) -> None:
+    """x sigma with the ties of subnormals decided."""
+    lane.with_sign_of("x", lane.fma(sigma, x, _NUDGE[lane.format]))
+
+
+def _clamped(lane: _Lane, end: float) -> str:
+    """x with its magnitude at most ``end``: no infinity meets a zero."""
+    return lane.op("min.NaN.xorsign.abs.f32", "x", end)
+
+
+def _silu(lane: _Lane, beta: float) -> None:
+    x = lane.op("max.NaN.f32", "x", -_SATURATED / beta)
+    r = _scaled_logistic(lane, lane.mul(x, _exponent_factor(lane.format) * beta))
+    sigma = _times(lane, r, _unscale(lane.format))
+    if lane.format == "bf16" and _is_power_of_two(beta):
+        sigma = _linear_near_zero(lane, sigma, 0.5, 0.25 * beta, _LINE_END / beta)
+    _gate(lane, sigma, x)
+
+
+def _silu_slope(lane: _Lane, beta: float) -> None:
+    """sigma (1 + x beta (1 - sigma))."""
+    s = _SCALE[lane.format]
+    x = _clamped(lane, _SATURATED / beta)
+    r = _scaled_logistic(lane, lane.mul(x, _exponent_factor(lane.format) * beta))
+    w = lane.fma(x, lane.fma(r, -s * beta, beta), 1.0)
+    y = _times(lane, lane.mul(r, w), _unscale(lane.format))
+    if _is_power_of_two(beta):
+        _linear_near_zero(lane, y, 0.5, 0.5 * beta, _LINE_END / beta)
+
+
+def _cubic_exponent(lane: _Lane, x: str) -> tuple[str, str]:
+    """x^2, and the exponent of gelu-tanh's logistic."""
+    factor = _exponent_factor(lane.format)
+    s = lane.mul(x, x)
+    return s, lane.mul(x, lane.fma(s, _CUBIC[1] * factor, _CUBIC[0] * factor))
+
+
+def _gelu_tanh(lane: _Lane, _: float) -> None:
+    x = lane.op("max.NaN.f32", "x", -_CUBIC_END)
+    r = _scaled_logistic(lane, _cubic_exponent(lane, x)[1])
+    _gate(lane, _times(lane, r, _unscale(lane.format)), x)
+
+
+def _gelu_tanh_slope(lane: _Lane, _: float) -> None:
+    """sigma(v) (1 + x v' (1 - sigma(v))) for the cubic v."""
+    s = _SCALE[lane.format]
+    x = _clamped(lane, _CUBIC_END)
+    square, exponent = _cubic_exponent(lane, x)
+    r = _scaled_logistic(lane, exponent)
+    rise = lane.mul(x, lane.fma(square, 3 * _CUBIC[1], _CUBIC[0]))
+    w = lane.fma(rise, lane.fma(r, -s, 1.0), 1.0)
+    _times(lane, lane.mul(r, w), _unscale(lane.format))
+
+
+def _half_gaussian(lane: _Lane) -> tuple[str, str]:
+    """a = |x|, at most _TAIL_END, and h = exp(-a^2/4), whose square would be subnormal."""
+    a = lane.op("min.NaN.f32", lane.op("abs.f32", "x"), _TAIL_END)
+    return a, lane.exp2(lane.mul(lane.mul(a, a), -_LOG2E / 4))
+
+
+def _gelu(lane: _Lane, _: float) -> None:
+    """max(x, 0) - a R(a) h^2."""
+    a, h = _half_gaussian(lane)
+    numerator, denominator = _TAIL[lane.format]
+    top = lane.mul(lane.horner([-c for c in numerator], a), a)
+    tail = lane.fma(lane.mul(top, lane.reciprocal(lane.horner(denominator, a))), h, _NUDGE[lane.format])
+    lane.with_sign_of("x", lane.fma(tail, h, lane.op("max.f32", "x", 0.0)))
+
+
+def _gelu_slope(lane: _Lane, _: float) -> None:
+    """v = S(a) h^2 for negative x, 1 - v for the others."""
+    a, h = _half_gaussian(lane)
+    numerator, denominator = _SLOPE[lane.format]
+    head = _fp32(_SLOPE_ROOT)
+    distance = lane.add(lane.add(a, -head), head - _SLOPE_ROOT)
+    top = lane.mul(lane.horner(numerator, a), distance)
+    v = lane.mul(lane.mul(lane.mul(top, lane.reciprocal(lane.horner(denominator, a))), h), h)
+    negative = lane.op("setp.lt.f32", "x", 0.0)
+    lane.op("selp.f32", v, lane.fma(v, -1.0, 1.0), negative)
+
+
+_BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, float], None]]] = {
+    "sigmoid": (_sigmoid, _sigmoid_slope),
+    "tanh": (_softcap, _softcap_slope),
+    "softcap": (_softcap, _softcap_slope),
+    "silu": (_silu, _silu_slope),
+    "gelu": (_gelu, _gelu_slope),
+    "gelu-tanh": (_gelu_tanh, _gelu_tanh_slope),
+}
+
+
+def _resolved(function: str, direction: str) -> tuple[Function, float]:
+    """The function and its parameter, 1 where it has none."""
+    target = get_function(function, direction)
+    if target.family not in _BUILDERS:
+        raise UnknownNameError(f"no exact sequence for {function!r}; known: {', '.join(_BUILDERS)}")
+    return target, float(target.parameter or 1)
+
+
+def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ...]:
+    """The sequence of one lane, from register ``x`` to register ``y``.
+
+    Raises UnknownNameError for a function, direction or format without one.
+    """
+    target, parameter = _resolved(function, direction)
+    if format not in _SCALE:
+        raise UnknownNameError(f"no exact sequences in {format!r}; known: {', '.join(_SCALE)}")
+    lane = _Lane(format)
+    _BUILDERS[target.family][direction == "backward"](lane, parameter)
+    return lane.finished()

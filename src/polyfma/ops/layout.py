@@ -1,0 +1,86 @@
+"""How a kernel walks tensors of one shape: as one run, or as rows with a step, without copying what a row view can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+TILE = 2048
+_VECTOR = 8  # 16-bit elements in 16 bytes
+
+
+@dataclass(frozen=True)
+class Walk:
+    """``tensors`` in order (inputs, outputs), ``rows`` runs of ``columns`` elements, ``steps`` from row to row in elements."""
+
+    tensors: tuple[Tensor, ...]
+    rows: int
+    columns: int
+    steps: tuple[int, ...]
+
+    @property
+    def flat(self) -> bool:
+        return self.rows == 1
+
+    @property
+    def aligned(self) -> bool:
+        addresses = all(t.data_ptr() % 16 == 0 for t in self.tensors)
+        return addresses and (self.flat or (self.columns % _VECTOR == 0 and all(step % _VECTOR == 0 for step in self.steps)))
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """(rows, columns) of a tile of TILE elements, powers of two, wide enough for a row where one fits."""
+        if self.flat:
+            return ()
+        columns = min(TILE, 1 << max(self.columns - 1, 0).bit_length())
+        return TILE // columns, columns
+
+    @property
+    def blocks(self) -> int:
+        if self.flat:
+            return -(-self.columns // TILE)
+        rows, columns = self.tile
+        return -(-self.rows // rows) * -(-self.columns // columns)
+
+
+def plan(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Walk:
+    """The walk over inputs and freshly made dense outputs of one shape.
+
+    An input that is no row view in the outputs' order (a broadcast last dimension, a permuted one) is copied into that order.
+    """
+    tensors = [*inputs, *outputs]
+    dims = _collapsed(tensors)
+    if not _walkable(dims):
+        tensors = [_reordered(t, outputs[0]) if not _walkable(_collapsed([t, outputs[0]])) else t for t in inputs] + list(outputs)
+        dims = _collapsed(tensors)
+    if not _walkable(dims):  # each is a row view, but of rows of different lengths
+        tensors = [_reordered(t, outputs[0]) for t in inputs] + list(outputs)
+        dims = _collapsed(tensors)
+    sizes = [size for size, _ in dims]
+    steps = dims[0][1] if len(dims) == 2 else (0,) * len(tensors)
+    return Walk(tuple(tensors), sizes[0] if len(dims) == 2 else 1, sizes[-1] if dims else 1, tuple(steps))
+
+
+def _collapsed(tensors: Sequence[Tensor]) -> list[tuple[int, tuple[int, ...]]]:
+    """(size, stride of each tensor) of the fewest loops, outermost first, in the memory order of the last tensor."""
+    shape = tensors[-1].shape
+    order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: tensors[-1].stride(d), reverse=True)
+    dims: list[tuple[int, tuple[int, ...]]] = []
+    for d in order:
+        strides = tuple(t.stride(d) for t in tensors)
+        if dims and dims[-1][1] == tuple(s * shape[d] for s in strides):
+            dims[-1] = (dims[-1][0] * shape[d], strides)
+        else:
+            dims.append((shape[d], strides))
+    return dims
+
+
+def _walkable(dims: list[tuple[int, tuple[int, ...]]]) -> bool:
+    return not dims or (len(dims) <= 2 and all(s == 1 for s in dims[-1][1]))
+
+
+def _reordered(tensor: Tensor, like: Tensor) -> Tensor:
+    return torch.empty_like(like).copy_(tensor)

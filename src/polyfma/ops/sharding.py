@@ -1,0 +1,27 @@
+"""DTensor: the operators are elementwise, so any sharding of the inputs is the sharding of the outputs; sums are not."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from polyfma.ops.library import NAMESPACE, OPERATORS
+from polyfma.ops.operation import INPUTS, OUTPUTS
+
+
+@cache
+def register() -> None:
+    """Register the sharding rule of every operator, once."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    def register_one(kind: str) -> None:
+        @register_sharding(getattr(getattr(torch.ops, NAMESPACE), kind).default)  # type: ignore[untyped-decorator]
+        def rule(first: Any, *rest: Any) -> list[tuple[list[Any], list[Any]]]:
+            placements = [Replicate(), *(Shard(d) for d in range(len(first.shape)))]
+            return [([p] * len(OUTPUTS[kind]), [*[p] * len(INPUTS[kind]), None]) for p in placements]
+
+    for kind in OPERATORS:
+        register_one(kind)
