@@ -15,7 +15,7 @@ compute capability 8.0 and later run in a Triton kernel at the speed of a copy; 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyfma.errors import DtypeError, MissingToolError, PolyfmaError
 from polyfma.program import Program
@@ -63,7 +63,7 @@ def gelu(x: Tensor, *, approximate: str = "none", program: _Given = None, backwa
 
 def softcap(x: Tensor, cap: float, *, program: _Given = None, backward: _Given = None) -> Tensor:
     """cap * tanh(x / cap) for a positive number ``cap``."""
-    return _unary("softcap", x, program, backward, cap)
+    return _unary("softcap", x, program, backward, _number("cap", cap))
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False, program: _Given = None,
@@ -89,9 +89,7 @@ def clamped_swiglu(gate: Tensor, up: Tensor | None = None, *, alpha: float = 1.7
 
     Its packed tensors are interleaved: pass ``interleaved=True``. Where the clamp cuts off, the gradient is 0.
     """
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
-        raise PolyfmaError(f"limit {limit!r} must be a positive number")
-    return _gated("silu", gate, up, interleaved, program, backward, alpha, float(limit))
+    return _gated("silu", gate, up, interleaved, program, backward, _number("alpha", alpha), _number("limit", limit))
 
 
 # -- from the arguments to an operator -----------------------------------------------------------------------
@@ -103,19 +101,26 @@ def _gelu_name(approximate: str) -> str:
     return "gelu" if approximate == "none" else "gelu-tanh"
 
 
-def _unary(function: str, x: Tensor, program: _Given, backward: _Given, parameter: float | None = None) -> Tensor:
-    if torch.compiler.is_compiling():
-        (x,) = _accepted(x)
-        return library.unary(x, _key_in_graph(function, _FORMATS[x.dtype], program, backward, parameter, None))
+def _number(what: str, value: float) -> str:
+    """A positive number as hexadecimal text: of a number that torch.compile made symbolic, this alone gives a constant."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise PolyfmaError(f"{what} {value!r} must be a positive number")
+    return value.hex() if isinstance(value, float) else float(value).hex()
+
+
+def _unary(function: str, x: Tensor, program: _Given, backward: _Given, parameter: str | None = None) -> Tensor:
     (x,) = _accepted(x)
-    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, None)
+    arguments = (function, _FORMATS[x.dtype], program, backward, parameter, None)
+    if torch.compiler.is_compiling():
+        return library.unary(x, _key_in_graph(*arguments))
+    key = _key(*arguments)
     if not eager.plain(x):
-        return library.unary(_prepared(x), key)
+        return eager.watched("unary", key, x)
     return eager.Unary.apply(x, key) if eager.needs_grad(x) else execute.unary(x, key)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, program: _Given, backward: _Given,
-           parameter: float | None = None, limit: float | None = None) -> Tensor:  # fmt: skip
+           parameter: str | None = None, limit: str | None = None) -> Tensor:  # fmt: skip
     if up is None:
         return _packed(function, gate, interleaved, program, backward, parameter, limit)
     if interleaved:
@@ -130,12 +135,12 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
         return library.gated(gate, up, _key_in_graph(*arguments))
     key = _key(*arguments)
     if not eager.plain(gate, up):
-        return library.gated(_prepared(gate), up, key)
+        return eager.watched("gated", key, gate, up)
     return eager.Gated.apply(gate, up, key) if eager.needs_grad(gate, up) else execute.gated(gate, up, key)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backward: _Given, parameter: float | None,
-            limit: float | None) -> Tensor:  # fmt: skip
+def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backward: _Given, parameter: str | None,
+            limit: str | None) -> Tensor:  # fmt: skip
     (x,) = _accepted(x)
     if x.ndim == 0 or x.shape[-1] % 2:
         raise PolyfmaError(f"a packed tensor's last dimension must be even (gate and up); the shape is {tuple(x.shape)}")
@@ -166,11 +171,11 @@ def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _key(function: str, fmt: str, program: _Given, backward: _Given, parameter: float | None, limit: float | None) -> str:
-    return choose(function_with(function, parameter), fmt, program, backward, limit).key
+def _key(function: str, fmt: str, program: _Given, backward: _Given, parameter: str | None, limit: str | None) -> str:
+    return choose(function_with(function, parameter), fmt, program, backward, None if limit is None else float.fromhex(limit)).key
 
 
-def _key_in_graph(function: str, fmt: str, program: _Given, backward: _Given, parameter: float | None, limit: float | None) -> str:
+def _key_in_graph(function: str, fmt: str, program: _Given, backward: _Given, parameter: str | None, limit: str | None) -> str:
     """The key as a constant of the graph being traced. Tracing is also when Inductor must learn the operators."""
     from polyfma.ops import inductor
 
@@ -181,11 +186,3 @@ def _key_in_graph(function: str, fmt: str, program: _Given, backward: _Given, pa
 # What torch.compiler.assume_constant_result sets; calling that would import the whole compiler with this module.
 _key_in_graph._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-
-def _prepared(x: Any) -> Any:
-    """A DTensor needs the sharding rules first."""
-    if type(x).__name__ == "DTensor":
-        from polyfma.ops import sharding
-
-        sharding.register()
-    return x

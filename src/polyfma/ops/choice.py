@@ -17,7 +17,7 @@ import numpy as np
 
 from polyfma import catalog
 from polyfma.derivative import differentiate
-from polyfma.errors import CoefficientError, PolyfmaError, ProgramError, UnknownNameError
+from polyfma.errors import CoefficientError, ProgramError, UnknownNameError
 from polyfma.folding import fold, scaled_outside
 from polyfma.functions import get_function
 from polyfma.pareto import TIERS, best
@@ -105,14 +105,9 @@ def _rescaled(program: Program, function: str, cap: float | None, direction: str
     return Program.from_dict(data | {"function": function})
 
 
-def function_with(family: str, parameter: float | None) -> str:
-    """The function's name with its parameter written out (``softcap-30``). Raises PolyfmaError for one that is no positive number."""
-    if parameter is None:
-        return family
-    if isinstance(parameter, bool) or not isinstance(parameter, int | float) or not 0 < parameter < float("inf"):
-        what = "cap" if family == "softcap" else "alpha"
-        raise PolyfmaError(f"{what} {parameter!r} must be a positive number")
-    return f"{family}-{np.format_float_positional(float(parameter), trim='-')}"
+def function_with(family: str, parameter: str | None) -> str:
+    """The function's name with its parameter (``float.hex``) written as names have it (``softcap-30``)."""
+    return family if parameter is None else f"{family}-{np.format_float_positional(float.fromhex(parameter), trim='-')}"
 
 
 def choose(function: str, fmt: str, program: str | Program | None = None, backward: str | Program | None = None,

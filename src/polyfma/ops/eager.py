@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 
 from polyfma.ops import execute, library
 
@@ -30,41 +29,119 @@ def needs_grad(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
 
 
+def _kernels_of(*tensors: Tensor) -> Any:
+    """Where the arithmetic goes: straight to the kernel, or through the dispatcher where something watches."""
+    return execute if plain(*tensors) else library
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError("polyfma.ops have no second derivative: the gradient is a program of its own; use torch's function where you need one")
+
+
 class Unary(torch.autograd.Function):
     """y = f(x); saves x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, key: str) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.key = key
-        return execute.unary(x, key)
+    def forward(x: Tensor, key: str) -> Tensor:
+        return _kernels_of(x).unary(x, key)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.key = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return (execute if plain(grad, x) else library).unary_backward(grad, x, ctx.key), None
+        return _gradient(UnaryBackward, "unary_backward", ctx.key, grad, x), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return _kernels_of(tangent, *ctx.saved_tensors).unary_backward(tangent, *ctx.saved_tensors, ctx.key)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, key: str) -> tuple[Tensor, int]:
+        return Unary.apply(*library.batched(info, in_dims, x), key), 0  # type: ignore[no-untyped-call]
+
+
+class UnaryBackward(torch.autograd.Function):
+    """The gradient as a node, where someone may differentiate it again: then it says that it cannot be."""
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, key: str) -> Tensor:
+        return _kernels_of(grad, x).unary_backward(grad, x, key)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], grad: Tensor, x: Tensor, key: str) -> tuple[Tensor, int]:
+        return UnaryBackward.apply(*library.batched(info, in_dims, grad, x), key), 0  # type: ignore[no-untyped-call]
 
 
 class Gated(torch.autograd.Function):
     """y = f(gate) * up; saves gate and up and computes f again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, key: str) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.key = key
-        return execute.gated(gate, up, key)
+    def forward(gate: Tensor, up: Tensor, key: str) -> Tensor:
+        return _kernels_of(gate, up).gated(gate, up, key)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        gate, up, ctx.key = inputs
+        ctx.save_for_backward(gate, up)
+        ctx.save_for_forward(gate, up)
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        gate, up = ctx.saved_tensors
-        d_gate, d_up = (execute if plain(grad, gate, up) else library).gated_backward(grad, gate, up, ctx.key)
+        d_gate, d_up = _gradient(GatedBackward, "gated_backward", ctx.key, grad, *ctx.saved_tensors)
         return d_gate, d_up, None
+
+    @staticmethod
+    def jvp(ctx: Any, gate_tangent: Tensor | None, up_tangent: Tensor | None, _: None) -> Tensor:
+        gate, up = ctx.saved_tensors
+        kernels = _kernels_of(gate, up, *(t for t in (gate_tangent, up_tangent) if t is not None))
+        parts = [kernels.gated_backward(t, gate, up, ctx.key)[i] for i, t in enumerate((gate_tangent, up_tangent)) if t is not None]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, int]:
+        return Gated.apply(*library.batched(info, in_dims, gate, up), key), 0  # type: ignore[no-untyped-call]
+
+
+class GatedBackward(torch.autograd.Function):
+    """Both gradients as a node, as :class:`UnaryBackward`."""
+
+    @staticmethod
+    def forward(grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, Tensor]:
+        return _kernels_of(grad, gate, up).gated_backward(grad, gate, up, key)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_second_derivative)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Any, Any]:
+        return GatedBackward.apply(*library.batched(info, in_dims, grad, gate, up), key), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _gradient(node: Any, kind: str, key: str, grad: Tensor, *saved: Tensor) -> Any:
+    """The gradient, as a node of its own only where the backward pass is itself recorded or watched."""
+    if torch.is_grad_enabled() or not plain(grad, *saved):
+        return node.apply(grad, *saved, key)
+    return getattr(execute, kind)(grad, *saved, key)
 
 
 class Packed(torch.autograd.Function):
-    """y = f(gate) * up of one [..., 2h] tensor; saves it."""
+    """y = f(gate) * up of one [..., 2h] tensor; saves it. Only plain tensors come here."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str, interleaved: bool) -> Tensor:
@@ -73,7 +150,22 @@ class Packed(torch.autograd.Function):
         return execute.packed(x, key, interleaved)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        return execute.packed_backward(grad, x, ctx.key, ctx.interleaved), None, None
+        if not torch.is_grad_enabled() and plain(grad, x):
+            return execute.packed_backward(grad, x, ctx.key, ctx.interleaved), None, None
+        gradients = GatedBackward.apply(grad, *execute.halves(x, ctx.interleaved), ctx.key)  # type: ignore[no-untyped-call]
+        joined = torch.stack(gradients, -1).flatten(-2) if ctx.interleaved else torch.cat(gradients, -1)
+        return joined, None, None
+
+
+def watched(kind: str, key: str, *tensors: Tensor) -> Tensor:
+    """The operator where a subclass, mode, transform or tracer must see it."""
+    # torch.func and forward-mode differentiation know only such a Function, not a registered operator.
+    if _functorch() is not None or forward_ad._current_level >= 0:
+        return {"unary": Unary, "gated": Gated}[kind].apply(*tensors, key)  # type: ignore[no-any-return, no-untyped-call]
+    if any(type(t).__name__ == "DTensor" for t in tensors):
+        from polyfma.ops import sharding
+
+        sharding.register()
+    return library.OPERATORS[kind](*tensors, key)  # type: ignore[no-any-return]

@@ -42,11 +42,13 @@ class Step:
     src: tuple[Operand, ...]
 
 
-_J = 0.0
-_K = 0.0
 _LOG2E = math.log2(math.e)
+# Of the fp32 neighbours of the constants of the BF16 logistic, those that leave no input of sigmoid, silu, gelu-tanh
+# and their derivatives within reach of an ex2 that errs by 2 ulps or an rcp that errs by 1.
+_EXPONENT_BIAS = 1 - 2.0**-24
+_SCALE_BIAS = 1 - 2.0**-23
 _SCALE = {"bf16": 2.0**-64, "fp16": 1.0}  # s above
-_NUDGE = {"bf16": 2.0**-146, "fp16": 2.0**-38}  # decides the ties of subnormals; below half an fp32 ulp elsewhere
+_NUDGE = {"bf16": 2.0**-146, "fp16": 2.0**-46}  # decides the ties of subnormals; below half an fp32 ulp elsewhere
 _LINE_END = 2.0**-5  # beyond it the cubic term is more than ten fp32 ulps
 _SATURATED = 128.0  # exp(-128) rounds to zero in both formats, whatever it is multiplied by
 
@@ -68,15 +70,14 @@ _TAIL = {
 }
 _TAIL_END = 14.0  # 14 Phi(-14) = 2^-143
 
-# gelu'(-a) = exp(-a^2/2) S(a), S = (a - root) N/D, minimax in relative error: 2^-20.7 and 2^-27.0.
-_SLOPE_ROOT = 0.7517915246935643
+# gelu'(-a) = exp(-a^2/2) S(a), S = N/D, minimax in relative error with the root of S held: 2^-20.7 and 2^-27.0.
 _SLOPE = {
     "bf16": (
-        (-0.66507839, -0.62794265, -0.24601402, -0.03821732),
+        (0.500000297, -0.192996428, -0.442991395, -0.217282563, -0.03821732),
         (1.0, 1.20980113, 0.54439647, 0.09580366),
     ),
     "fp16": (
-        (-0.66507799, -0.7519316, -0.37632228, -0.09501067, -0.01033135),
+        (0.499999996, -0.099782186, -0.469015699, -0.304894064, -0.0872436486, -0.01033135),
         (1.0, 1.39620428, 0.78999343, 0.21869525, 0.02589668),
     ),
 }
@@ -136,7 +137,7 @@ class _Lane:
 
 def _exponent_factor(fmt: str) -> float:
     """h = ex2(factor x) in BF16, exp(-x) = ex2(factor x) in FP16."""
-    return -_LOG2E / 2 * (1 + _J) if fmt == "bf16" else -_LOG2E
+    return -_LOG2E / 2 * _EXPONENT_BIAS if fmt == "bf16" else -_LOG2E
 
 
 def _scaled_logistic(lane: _Lane, exponent: str) -> str:
@@ -149,7 +150,8 @@ def _scaled_logistic(lane: _Lane, exponent: str) -> str:
 
 
 def _unscale(fmt: str) -> float:
-    return _SCALE[fmt] * (1 + _K) if fmt == "bf16" else 1.0
+    """The factor after the reciprocal."""
+    return _SCALE[fmt] * _SCALE_BIAS if fmt == "bf16" else 1.0
 
 
 def _times(lane: _Lane, register: str, factor: float) -> str:
@@ -198,8 +200,11 @@ def _sigmoid_slope(lane: _Lane, n: float) -> None:
 
 def _softcap(lane: _Lane, cap: float) -> None:
     """cap tanh(x/cap)."""
-    s = lane.mul("x", "x")
-    small = lane.mul("x", lane.horner([1.0, *(c / cap ** (2 * k + 2) for k, c in enumerate(_TANH_P))], s))
+    folded = 2.0**-10 <= cap <= 2.0**10  # else the powers of 1/cap could leave the range of fp32
+    unit = cap if folded else 1.0
+    z = "x" if folded else lane.mul("x", 1 / cap)
+    s = lane.mul(z, z)
+    small = lane.mul("x", lane.horner([1.0, *(c / unit ** (2 * k + 2) for k, c in enumerate(_TANH_P))], s))
     r = lane.reciprocal(lane.add(lane.exp2(lane.mul("x", -2 * _LOG2E / cap)), 1.0))
     large = lane.fma(r, 2 * cap, -cap)
     near = lane.op("setp.lt.f32", lane.op("abs.f32", "x"), _TANH_SMALL * cap)
@@ -283,10 +288,8 @@ def _gelu_slope(lane: _Lane, _: float) -> None:
     """v = S(a) h^2 for negative x, 1 - v for the others."""
     a, h = _half_gaussian(lane)
     numerator, denominator = _SLOPE[lane.format]
-    head = _fp32(_SLOPE_ROOT)
-    distance = lane.add(lane.add(a, -head), head - _SLOPE_ROOT)
-    top = lane.mul(lane.horner(numerator, a), distance)
-    v = lane.mul(lane.mul(lane.mul(top, lane.reciprocal(lane.horner(denominator, a))), h), h)
+    ratio = lane.mul(lane.horner(numerator, a), lane.reciprocal(lane.horner(denominator, a)))
+    v = lane.mul(lane.mul(ratio, h), h)
     negative = lane.op("setp.lt.f32", "x", 0.0)
     lane.op("selp.f32", v, lane.fma(v, -1.0, 1.0), negative)
 
@@ -320,3 +323,83 @@ def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ..
     lane = _Lane(format)
     _BUILDERS[target.family][direction == "backward"](lane, parameter)
     return lane.finished()
+
+
+# -- float64 -----------------------------------------------------------------------------------------
+
+# 1/sqrt(2) in two parts; a 16-bit format's value times the first is exact in float64.
+_ROOT_HALF = math.floor(math.sqrt(0.5) * 2**40) / 2**40
+_ROOT_HALF_REST = math.sqrt(0.5) - _ROOT_HALF - 4.833646656726457e-17
+_CDF_END = 38.0  # Phi(-38) is a float64 subnormal
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def _logistic64(x: Values) -> Values:
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1.0, e) / (1 + e))
+
+
+def _bell64(x: Values) -> Values:
+    """sigma(x) sigma(-x)."""
+    e = np.exp(-np.abs(x))
+    return np.asarray(e / (1 + e) ** 2)
+
+
+def _cdf64(x: Values) -> Values:
+    """Phi(x) for |x| <= _CDF_END. What rounding the argument of erfc loses comes back through the derivative."""
+    head = -x * _ROOT_HALF
+    z = head - x * _ROOT_HALF_REST
+    lost = (head - z) - x * _ROOT_HALF_REST
+    return np.asarray(np.asarray(_erfc(z), np.float64) / 2 - lost * np.exp(-z * z) / math.sqrt(math.pi))
+
+
+def _gated64(gate: Values, x: Values) -> Values:
+    """x gate. Where float64 no longer tells the gate from 1/2, the value just above the tie x/2."""
+    y = np.where((np.abs(x) < 2.0**-60) & (x != 0), np.nextafter(x / 2, np.inf), x * gate)
+    return np.where(np.isneginf(x), -0.0, y)
+
+
+def _gate_slope64(v: Values, rise: Values) -> Values:
+    """sigma(v) (1 + rise sigma(-v))."""
+    return np.asarray(_logistic64(v) * (1 + np.clip(rise, -1e120, 1e120) * _logistic64(-v)))
+
+
+def _gelu64(x: Values, _: float) -> Values:
+    return _gated64(_cdf64(np.clip(x, -_CDF_END, _CDF_END)), x)
+
+
+def _gelu_slope64(x: Values, _: float) -> Values:
+    a = np.clip(x, -_CDF_END, _CDF_END)
+    return np.asarray(_cdf64(a) + a * np.exp(-a * a / 2) / math.sqrt(2 * math.pi))
+
+
+def _cubic64(x: Values) -> Values:
+    return x * (_CUBIC[0] + _CUBIC[1] * x * x)
+
+
+def _cubic_rise64(x: Values) -> Values:
+    return x * (_CUBIC[0] + 3 * _CUBIC[1] * x * x)
+
+
+_REFERENCES: dict[str, tuple[Callable[[Values, float], Values], Callable[[Values, float], Values]]] = {
+    "sigmoid": (lambda x, n: _logistic64(x) / n, lambda x, n: _bell64(x) / n),
+    "tanh": (lambda x, _: np.tanh(x), lambda x, _: 4 * _bell64(2 * x)),
+    "softcap": (lambda x, cap: cap * np.tanh(x / cap), lambda x, cap: 4 * _bell64(2 * x / cap)),
+    "silu": (lambda x, b: _gated64(_logistic64(b * x), x), lambda x, b: _gate_slope64(b * x, b * x)),
+    "gelu": (_gelu64, _gelu_slope64),
+    "gelu-tanh": (
+        lambda x, _: _gated64(_logistic64(_cubic64(x)), x),
+        lambda x, _: _gate_slope64(_cubic64(x), _cubic_rise64(x)),
+    ),
+}
+
+
+def reference(function: str, direction: str, x: Values) -> Values:
+    """The function in float64, within a few ulps at the values of a 16-bit format; limits at the infinities.
+
+    One rounding to that format gives the correctly rounded result, ties included.
+    """
+    target, parameter = _resolved(function, direction)
+    with np.errstate(all="ignore"):
+        y = _REFERENCES[target.family][direction == "backward"](x, parameter)
+    return np.where(np.isneginf(x), 0.0, y) if direction == "backward" else y

@@ -93,18 +93,22 @@ gated.register_autograd(_gated_gradient, setup_context=_save_gated)
 # -- vmap: every operator is elementwise, so a batch dimension is one more dimension -----------------------
 
 
-def _batched(name: str) -> None:
+def batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """The tensors with the batch dimension first; one without it is expanded."""
+    return [t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(tensors, in_dims, strict=False)]  # fmt: skip
+
+
+def _add_batching(name: str) -> None:
     operator = OPERATORS[name]
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         *tensors, key = args
-        moved = [t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-                 for t, d in zip(tensors, in_dims, strict=False)]  # fmt: skip
-        result = operator(*moved, key)
+        result = operator(*batched(info, in_dims, *tensors), key)
         return result, (0, 0) if isinstance(result, tuple) else 0
 
     operator.register_vmap(rule)
 
 
 for _name in OPERATORS:
-    _batched(_name)
+    _add_batching(_name)
