@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from polyfma import ops
@@ -17,11 +19,18 @@ _Given = str | Program | None
 class _Activation(nn.Module):
     def __init__(self, *, program: _Given = None, backward: _Given = None) -> None:
         super().__init__()
-        self.program, self.backward = program, backward
+        # As text, which a compiled graph can hold; the Programs themselves travel with a copy or a pickle.
+        self._programs = tuple(p for p in (program, backward) if isinstance(p, Program))
+        self.program, self.backward = (ops.register(p) if isinstance(p, Program) else p for p in (program, backward))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for program in self._programs:
+            ops.register(program)
 
     def extra_repr(self) -> str:
         given = {"program": self.program, "backward": self.backward}
-        return ", ".join(f"{k}={v.name if isinstance(v, Program) else v}" for k, v in given.items() if v is not None)
+        return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
 class Sigmoid(_Activation):

@@ -26,13 +26,14 @@ except ImportError as error:
     raise MissingToolError("polyfma.ops needs torch, which is not installed; pip install 'polyfma[torch]'") from error
 
 from polyfma.ops import eager, execute, library
-from polyfma.ops.choice import RELU, choose, function_with
+from polyfma.ops.choice import RELU, choose, function_with, register
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["clamped_swiglu", "geglu", "gelu", "quick_gelu", "reglu", "sigmoid", "silu", "softcap", "swiglu", "tanh"]
+__all__ = ["clamped_swiglu", "geglu", "gelu", "quick_gelu", "register", "reglu", "sigmoid", "silu", "softcap", "swiglu", "tanh"]
 _Given = str | Program | None
+_any_autocast = torch._C._is_any_autocast_enabled
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -109,6 +110,8 @@ def _number(what: str, value: float) -> str:
 
 
 def _unary(function: str, x: Tensor, program: _Given, backward: _Given, parameter: str | None = None) -> Tensor:
+    if not torch.compiler.is_compiling() and eager.plain(x) and (fmt := _ready(x)):
+        return eager.unary(x, _key(function, fmt, program, backward, parameter, None))
     (x,) = _accepted(x)
     arguments = (function, _FORMATS[x.dtype], program, backward, parameter, None)
     if torch.compiler.is_compiling():
@@ -116,7 +119,7 @@ def _unary(function: str, x: Tensor, program: _Given, backward: _Given, paramete
     key = _key(*arguments)
     if not eager.plain(x):
         return eager.watched("unary", key, x)
-    return eager.Unary.apply(x, key) if eager.needs_grad(x) else execute.unary(x, key)  # type: ignore[no-any-return, no-untyped-call]
+    return eager.unary(x, key)
 
 
 def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, program: _Given, backward: _Given,
@@ -125,6 +128,9 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
         return _packed(function, gate, interleaved, program, backward, parameter, limit)
     if interleaved:
         raise PolyfmaError("interleaved=True is for one packed tensor; gate and up were given as two")
+    if (not torch.compiler.is_compiling() and eager.plain(gate, up) and (fmt := _ready(gate)) and gate.dtype is up.dtype
+            and gate.shape == up.shape and gate.device == up.device):  # fmt: skip
+        return eager.gated(gate, up, _key(function, fmt, program, backward, parameter, limit))
     gate, up = _accepted(gate, up)
     if gate.shape != up.shape:
         raise PolyfmaError(f"gate has shape {tuple(gate.shape)} and up {tuple(up.shape)}; they must be equal (expand one first)")
@@ -136,7 +142,7 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
     key = _key(*arguments)
     if not eager.plain(gate, up):
         return eager.watched("gated", key, gate, up)
-    return eager.Gated.apply(gate, up, key) if eager.needs_grad(gate, up) else execute.gated(gate, up, key)  # type: ignore[no-any-return, no-untyped-call]
+    return eager.gated(gate, up, key)
 
 
 def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backward: _Given, parameter: str | None,
@@ -148,7 +154,12 @@ def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backwa
         gate, up = execute.halves(x, interleaved)
         return _gated(function, gate, up, False, program, backward, parameter, limit)
     key = _key(function, _FORMATS[x.dtype], program, backward, parameter, limit)
-    return eager.Packed.apply(x, key, interleaved) if eager.needs_grad(x) else execute.packed(x, key, interleaved)  # type: ignore[no-any-return, no-untyped-call]
+    return eager.packed(x, key, interleaved)
+
+
+def _ready(x: Tensor) -> str | None:
+    """The format of a plain tensor that needs no second look: 16-bit, on a device that runs operators, no autocast."""
+    return _FORMATS.get(x.dtype) if (x.is_cuda or x.is_cpu) and not _any_autocast() else None
 
 
 def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:

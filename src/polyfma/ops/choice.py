@@ -52,7 +52,10 @@ def parse(key: str) -> Choice:
 
 
 def register(program: Program) -> str:
-    """The key of a program: its catalogue name, or name and digest of one from elsewhere, which is remembered."""
+    """The key of a program: its catalogue name, or name and digest of one from elsewhere, which is remembered.
+
+    ``program=`` takes the key too. It is how a compiled function names a Program on torch 2.11, which cannot hold one.
+    """
     if (catalog.PROGRAMS / f"{program.name}.json").is_file() and catalog.load(program.name) == program:
         return program.name
     key = f"{program.name}#{program.digest[:16]}"
@@ -62,17 +65,17 @@ def register(program: Program) -> str:
 
 def program_of(key: str) -> Program:
     """The program of a key. Raises UnknownNameError for one of another process that was not given here."""
-    if "#" not in key:
-        return catalog.load(key)
-    if key not in _registered:
-        raise UnknownNameError(f"program {key!r} is not known in this process; pass the Program to polyfma.ops once, here too")
-    return _registered[key]
+    if key in _registered:
+        return _registered[key]
+    if "#" in key:
+        raise UnknownNameError(f"program {key!r} is not known in this process; pass the Program to polyfma.ops.register here too")
+    return catalog.load(key)
 
 
 @cache
 def _defaults() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((files("polyfma.ops") / "defaults.json").read_text(encoding="utf-8"))
-    return data["programs"]  # type: ignore[no-any-return]
+    return data["programs"]
 
 
 def default_program(function: str, fmt: str, direction: str = "forward") -> Program:
@@ -142,7 +145,7 @@ def _forward(function: str, fmt: str, given: str | Program | None) -> Program | 
         return None
     if given in TIERS or given == "hardware":
         return _tier(function, fmt, given)
-    return _checked(catalog.load(given), function, fmt, "forward")
+    return _checked(program_of(given), function, fmt, "forward")
 
 
 def _tier(function: str, fmt: str, tier: str) -> Program:
@@ -168,13 +171,13 @@ def _backward(function: str, fmt: str, forward: Program | None, given: str | Pro
         if forward is None:
             raise ProgramError("backward 'matched' is the derivative of a program; the exact forward has none: use backward='exact'")
         return _matched(forward)
-    return _checked(catalog.load(given), function, fmt, "backward")
+    return _checked(program_of(given), function, fmt, "backward")
 
 
 @lru_cache(maxsize=256)
 def _matched(forward: Program) -> Program:
     slope = differentiate(forward)
-    values = slope.fmt.decode(replay(slope, slope.fmt.finite_bits()))
+    values = slope.fmt.decode(np.asarray(replay(slope, slope.fmt.finite_bits())))
     if not np.isfinite(values).all():
         raise ProgramError(f"{forward.name} overflows inside, so its own derivative is not finite everywhere; use backward='direct'")
     return slope

@@ -32,7 +32,8 @@ def _lane(choice: Choice, kind: str) -> list[Step]:
     if kind == "unary_backward":
         return [*_call(choice, "backward", "x", "slope"), Step("mul.rn.f32", "dx", ("grad", "slope"))]
     before, gate, up = _clamped(choice.limit)
-    value = _call(choice, "forward", gate, "value")
+    # A gate of 0 gives a value far below the format, so that ties of subnormals round right: times up it could be seen.
+    value = [*_call(choice, "forward", gate, "near"), Step("setp.eq.f32", "is_zero", (gate, 0.0)), Step("selp.f32", "value", (gate, "near", "is_zero"))]
     if kind == "gated":
         return [*before, *value, Step("mul.rn.f32", "y", ("value", up))]
     slope = _call(choice, "backward", gate, "slope")

@@ -11,7 +11,9 @@ from polyfma.ops import layout, twin
 from polyfma.ops.launch import Kernel, Variant, kernel, launch
 from polyfma.ops.operation import operation
 
+# Builds of torch without CUDA have neither.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
 _kernels: dict[tuple[object, ...], Kernel] = {}
 
 
@@ -44,12 +46,10 @@ def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Te
 
 
 def halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
-    """Views of gate and up in a packed tensor."""
-    if interleaved:
-        pairs = x.unflatten(-1, (x.shape[-1] // 2, 2))
-        return pairs.select(-1, 0), pairs.select(-1, 1)
+    """Views of gate and up in a packed tensor, by one operator each: its gradient joins the two without adding zeros."""
     h = x.shape[-1] // 2
-    return x.narrow(-1, 0, h), x.narrow(-1, h, h)
+    gate, up = x.view(*x.shape[:-1], h, 2).unbind(-1) if interleaved else x.split([h, h], -1)
+    return gate, up
 
 
 def packed(x: Tensor, key: str, interleaved: bool) -> Tensor:
@@ -92,11 +92,13 @@ def run(key: str, kind: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
         return
     tensors = (*inputs, *outputs)
     index = first.get_device()
-    if all([t.is_contiguous() for t in tensors]):
-        addresses = [t.data_ptr() for t in tensors]
-        unaligned = 0
-        for address in addresses:
-            unaligned |= address
+    addresses, unaligned = [], 0
+    for t in tensors:
+        if not t.is_contiguous():
+            break
+        addresses.append(t.data_ptr())
+        unaligned |= addresses[-1]
+    else:
         _start(key, kind, interleaved, index, (), not unaligned & 15, -(-n // layout.TILE), [*addresses, n])
         return
     walk = layout.plan(inputs, outputs)
@@ -117,7 +119,7 @@ def _start(key: str, kind: str, interleaved: bool, index: int, tile: tuple[int, 
     loaded = _kernels.get(chosen)
     if loaded is None:
         loaded = _kernels[chosen] = kernel(Variant(key, kind, interleaved, tile, aligned), index)
-    if index == torch.cuda.current_device():
+    if index == _current_device():  # type: ignore[misc]
         launch(loaded, blocks, _current_stream(index), arguments)  # type: ignore[misc]
     else:
         with torch.cuda.device(index):

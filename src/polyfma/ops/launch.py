@@ -1,7 +1,7 @@
 """Compiles a kernel for a device and launches it with one call of the CUDA driver.
 
 Triton compiles (its cache keeps the result); the launch is ours, because a call through a Triton function costs 20
-microseconds on the host where this costs about 4, and because Triton's own launcher needs a C compiler on the user's machine.
+microseconds on the host where this costs about 3, and because Triton's own launcher needs a C compiler on the user's machine.
 Every kernel argument is 8 bytes wide, so a launch packs them into one buffer.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +22,14 @@ import torch
 from polyfma.emit.triton import inline_asm
 from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.ops.interleaved import interleaved_asm
+from polyfma.ops.layout import TILE, WARPS
 from polyfma.ops.operation import architecture_of, operation
 
 TESTED_TRITON = "3.6, 3.7"
 _TYPES = {"bf16": "*bf16", "fp16": "*fp16", "wide": "*i32"}
+_CONFIG_BYTES = 56  # CUlaunchConfig: seven 32-bit numbers, 4 bytes of padding, stream, attributes, their count and padding
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MOST_SHARED = 48 * 1024  # bytes a kernel gets without asking the driver for more
 _PARAMETER = re.compile(r"\.param \.(\w+)")
 
@@ -44,30 +49,56 @@ class Variant:
     aligned: bool
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A loaded function; ``arguments`` counts its 8-byte parameters, our own first."""
+class Kernel(threading.local):
+    """A loaded function with the memory of its launches, one for each thread that launches it.
 
-    function: int
-    arguments: int
-    threads: int
-    shared: int
+    ``arguments`` counts its 8-byte parameters, our own first. The memory holds a CUlaunchConfig and behind it the
+    arguments, so a launch is one ``struct.pack_into`` and one call.
+    """
+
+    def __init__(self, function: int, arguments: int, threads: int, shared: int) -> None:
+        self.fixed = (1, 1, threads, 1, 1, shared)
+        self.unused = (0,) * arguments  # what Triton adds behind ours is not used by these kernels
+        memory = (ctypes.c_uint64 * (_CONFIG_BYTES // 8 + arguments))()
+        start = ctypes.addressof(memory)
+        self.memory, self.pack = memory, struct.Struct(f"=7I4x3Q{arguments}q").pack_into
+        self.size = ctypes.c_size_t(8 * arguments)
+        self.extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, start + _CONFIG_BYTES, _BUFFER_SIZE, ctypes.addressof(self.size), _END)
+        self.call = (ctypes.c_void_p(start), ctypes.c_void_p(function), ctypes.c_void_p(0), self.extra)
 
 
 def compile_kernel(variant: Variant, capability: int) -> Any:
     """Triton's compiled kernel for a compute capability (times ten). Needs no GPU."""
+    what = operation(variant.key, variant.kind)
+    fmt = what.choice.format
+    block = what.block(architecture_of(capability), "packed")
+    if variant.interleaved:
+        asm, constraints = interleaved_asm(block, variant.kind)
+        inputs, outputs = (["wide"], [fmt]) if variant.kind == "gated" else ([fmt, "wide"], ["wide"])
+    else:
+        asm, constraints = inline_asm(block)
+        inputs, outputs = [fmt] * len(what.inputs), [fmt] * len(what.outputs)
+    return compile_asm(asm, constraints, inputs, outputs, variant.tile, variant.aligned, capability)
+
+
+def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequence[str], tile: tuple[int, ...], aligned: bool,
+                capability: int) -> Any:  # fmt: skip
+    """The flat kernel, or with a tile the one by rows, around a text of PTX; inputs and outputs are bf16, fp16 or wide."""
     triton, kernels = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = kernels.by_rows if variant.tile else kernels.flat
-    signature, constants = _signature(variant, capability)
+    function = kernels.by_rows if tile else kernels.flat
+    pointers = dict(zip("abc", inputs, strict=False)) | dict(zip("yz", outputs, strict=False))
+    constants: dict[str, Any] = {name: None for name in "abcyz" if name not in pointers} | {"ASM": asm, "CONSTRAINTS": constraints}
+    constants |= {"ROWS": tile[0], "COLUMNS": tile[1]} if tile else {"BLOCK": TILE}
     names = list(function.arg_names)
-    divisor = {i: 16 if signature[name].startswith("*") else 8 for i, name in enumerate(names)
-               if variant.aligned and (signature[name].startswith("*") or name.startswith(("step", "columns")))}  # fmt: skip
+    signature = {name: _TYPES[pointers[name]] if name in pointers else "constexpr" if name in constants else "i64" for name in names}
+    divisor = {i: 16 if name in pointers else 8 for i, name in enumerate(names)
+               if aligned and (name in pointers or name.startswith(("step", "columns")))}  # fmt: skip
     source = ASTSource(fn=function, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()},
                        attrs={(i,): [["tt.divisibility", d]] for i, d in divisor.items()})  # fmt: skip
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": kernels.WARPS})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
 
 
 @cache
@@ -79,27 +110,6 @@ def _triton() -> tuple[Any, Any]:
     except ImportError as error:
         raise MissingToolError("operators on a GPU need triton, which is not installed; pip install 'polyfma[torch]'") from error
     return triton, kernels
-
-
-def _signature(variant: Variant, capability: int) -> tuple[dict[str, str], dict[str, Any]]:
-    _, kernels = _triton()
-    what = operation(variant.key, variant.kind)
-    fmt = what.choice.format
-    block = what.block(architecture_of(capability), "packed")
-    if variant.interleaved:
-        asm, constraints = interleaved_asm(block, variant.kind)
-        inputs, outputs = (["wide"], [fmt]) if variant.kind == "gated" else ([fmt, "wide"], ["wide"])
-    else:
-        asm, constraints = inline_asm(block)
-        inputs, outputs = [fmt] * len(what.inputs), [fmt] * len(what.outputs)
-    pointers = dict(zip("abc", [_TYPES[t] for t in inputs], strict=False)) | dict(zip("yz", [_TYPES[t] for t in outputs], strict=False))
-    constants: dict[str, Any] = {name: None for name in "abcyz" if name not in pointers} | {"ASM": asm, "CONSTRAINTS": constraints}
-    numbers = ("rows", "columns", *(f"step_{p}" for p in "abcyz")) if variant.tile else ("n",)
-    constants |= {"ROWS": variant.tile[0], "COLUMNS": variant.tile[1]} if variant.tile else {"BLOCK": kernels.TILE}
-    signature = {name: pointers.get(name, "constexpr") for name in "abcyz"} | dict.fromkeys(numbers, "i64")
-    signature |= dict.fromkeys([name for name in constants if name not in signature], "constexpr")
-    order = (kernels.by_rows if variant.tile else kernels.flat).arg_names
-    return {name: signature[name] for name in order}, constants
 
 
 @cache
@@ -126,16 +136,29 @@ _loading = threading.Lock()
 @lru_cache(maxsize=4096)
 def kernel(variant: Variant, device: int) -> Kernel:
     """The kernel, loaded on the device. Raises PolyfmaError where the device or the Triton version cannot run it."""
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) < (8, 0):
+        raise PolyfmaError(f"cuda:{device} has compute capability {major}.{minor}; operators run from 8.0 on")
+    return load(compile_kernel(variant, 10 * major + minor), device)
+
+
+def load(built: Any, device: int) -> Kernel:
+    """A compiled kernel in the memory of a device."""
+    arguments = _parameters(built)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with _loading, torch.cuda.device(device):
-        major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < (8, 0):
-            raise PolyfmaError(f"cuda:{device} has compute capability {major}.{minor}; operators run from 8.0 on")
-        built = compile_kernel(variant, 10 * major + minor)
-        arguments = _parameters(built)
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _make_current(device)
         _check(_driver().cuModuleLoadData(ctypes.byref(module), built.asm["cubin"]), "loading a kernel")
         _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, built.metadata.name.encode()), "finding a kernel")
-        return Kernel(function.value or 0, arguments, 32 * built.metadata.num_warps, built.metadata.shared)
+    return Kernel(function.value or 0, arguments, 32 * built.metadata.num_warps, built.metadata.shared)
+
+
+def _make_current(device: int) -> None:
+    """The device's primary context becomes this thread's: a thread of autograd may have none yet."""
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(handle), device), "finding the device")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), "taking the device's context")
+    _check(_driver().cuCtxSetCurrent(context), "taking the device's context")
 
 
 def _parameters(built: Any) -> int:
@@ -147,24 +170,18 @@ def _parameters(built: Any) -> int:
     return len(kinds)
 
 
-_SIZE_OF_ARGUMENT = 8
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
-
-
 def launch(loaded: Kernel, blocks: int, stream: int, arguments: Sequence[int]) -> None:
-    """Start the kernel on the stream of the current device. ``arguments`` are addresses and 64-bit integers in order."""
-    count = loaded.arguments
-    buffer = (ctypes.c_int64 * count)(*arguments)
-    size = ctypes.c_size_t(_SIZE_OF_ARGUMENT * count)
-    extra = (ctypes.c_void_p * 5)(_BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END)
-    status = _launcher()(loaded.function, blocks, 1, 1, loaded.threads, 1, 1, loaded.shared, stream, None, extra)
+    """Start the kernel on a stream of the current device. ``arguments`` are addresses and 64-bit integers in order."""
+    loaded.pack(loaded.memory, 0, blocks, *loaded.fixed, stream, 0, 0, *arguments, *loaded.unused[len(arguments) :])
+    status = _launcher()(*loaded.call)
+    if status == _NO_CONTEXT:
+        _make_current(torch.cuda.current_device())
+        status = _launcher()(*loaded.call)
     if status:
         _check(status, "launching a kernel")
 
 
 @cache
 def _launcher() -> Any:
-    function = _driver().cuLaunchKernel
-    function.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
+    """cuLaunchKernelEx, which drivers have from CUDA 11.8 on."""
+    return _driver().cuLaunchKernelEx

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE = 2048
-_VECTOR = 8  # 16-bit elements in 16 bytes
+_VECTOR = 8  # 16-bit elements in 16 bytes, what a thread moves
+WARPS = 8
+TILE = 32 * WARPS * _VECTOR
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,15 @@ def plan(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Walk:
     if not _walkable(dims):  # each is a row view, but of rows of different lengths
         tensors = [_reordered(t, outputs[0]) for t in inputs] + list(outputs)
         dims = _collapsed(tensors)
-    sizes = [size for size, _ in dims]
-    steps = dims[0][1] if len(dims) == 2 else (0,) * len(tensors)
-    return Walk(tuple(tensors), sizes[0] if len(dims) == 2 else 1, sizes[-1] if dims else 1, tuple(steps))
+    rows, steps = dims[0] if len(dims) == 2 else (1, (0,) * len(tensors))
+    return Walk(tuple(tensors), rows, dims[-1][0], steps)
 
 
 def _collapsed(tensors: Sequence[Tensor]) -> list[tuple[int, tuple[int, ...]]]:
-    """(size, stride of each tensor) of the fewest loops, outermost first, in the memory order of the last tensor."""
+    """(size, stride of each tensor) of the fewest loops, outermost first, in the memory order of the last tensor.
+
+    The innermost has stride 1 in every tensor; where none has, it has size 1.
+    """
     shape = tensors[-1].shape
     order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: tensors[-1].stride(d), reverse=True)
     dims: list[tuple[int, tuple[int, ...]]] = []
@@ -75,11 +78,12 @@ def _collapsed(tensors: Sequence[Tensor]) -> list[tuple[int, tuple[int, ...]]]:
             dims[-1] = (dims[-1][0] * shape[d], strides)
         else:
             dims.append((shape[d], strides))
-    return dims
+    ones = (1,) * len(tensors)
+    return dims if dims and dims[-1][1] == ones else [*dims, (1, ones)]
 
 
 def _walkable(dims: list[tuple[int, tuple[int, ...]]]) -> bool:
-    return not dims or (len(dims) <= 2 and all(s == 1 for s in dims[-1][1]))
+    return len(dims) <= 2
 
 
 def _reordered(tensor: Tensor, like: Tensor) -> Tensor:

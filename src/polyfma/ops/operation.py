@@ -65,7 +65,7 @@ def _fused(choice: Choice, kind: str) -> Fused | None:
               "gated_backward": (choice.forward, choice.backward)}[kind]  # fmt: skip
     if choice.function == RELU:
         programs: list[Program | None] = [None, None]
-    elif choice.backward == EXACT and kind.endswith("_backward") or EXACT in needed:
+    elif (choice.backward == EXACT and kind.endswith("_backward")) or EXACT in needed:
         return None
     else:
         programs = [program_of(key) for key in needed]

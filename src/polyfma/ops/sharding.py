@@ -18,7 +18,7 @@ def register() -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
     def register_one(kind: str) -> None:
-        @register_sharding(getattr(getattr(torch.ops, NAMESPACE), kind).default)  # type: ignore[untyped-decorator]
+        @register_sharding(getattr(getattr(torch.ops, NAMESPACE), kind).default)
         def rule(first: Any, *rest: Any) -> list[tuple[list[Any], list[Any]]]:
             placements = [Replicate(), *(Shard(d) for d in range(len(first.shape)))]
             return [([p] * len(OUTPUTS[kind]), [*[p] * len(INPUTS[kind]), None]) for p in placements]

@@ -1,0 +1,110 @@
+"""The one schema of a measurement: where it ran, under which protocol, and every round of every arm."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from polyfma.errors import PolyfmaError
+from polyfma.files import write_text
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call of one arm. ``where`` says what was timed: ``graph`` (device time) or ``eager`` (with the launch)."""
+
+    case: str
+    function: str
+    direction: str
+    dtype: str
+    elements: int
+    arm: str
+    where: str
+    rounds_us: tuple[float, ...]
+    program: str | None = None
+    bytes: int | None = None
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.rounds_us)
+
+    def to_dict(self) -> dict[str, Any]:
+        spread = {"median_us": self.median_us, "lowest_us": min(self.rounds_us), "highest_us": max(self.rounds_us)}
+        return asdict(self) | spread | {"rounds_us": [round(r, 4) for r in self.rounds_us]}
+
+
+@dataclass
+class Measurement:
+    """Timings of one run and facts beside them (bytes allocated, counts)."""
+
+    bench: str
+    protocol: dict[str, str]
+    timings: list[Timing] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "bench": self.bench, **machine(), "protocol": self.protocol, "facts": self.facts,
+                "timings": [t.to_dict() for t in self.timings]}  # fmt: skip
+
+    def write(self, path: Path) -> None:
+        write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def read(path: Path) -> Measurement:
+    """A measurement of a file. Raises PolyfmaError for a file that is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema"] != SCHEMA:
+            raise PolyfmaError(f"{str(path)!r} has schema {data['schema']}; this version reads {SCHEMA}")
+        timings = [_timing(t) for t in data["timings"]]
+        return Measurement(data["bench"], data["protocol"], timings, data["facts"] | {"device": data["device"]})
+    except OSError as error:
+        raise PolyfmaError(f"cannot read result {str(path)!r}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, PolyfmaError):
+            raise
+        raise PolyfmaError(f"{str(path)!r} is no result of polyfma bench: {type(error).__name__}: {error}") from error
+
+
+def _timing(data: dict[str, Any]) -> Timing:
+    given = {name: data[name] for name in Timing.__dataclass_fields__}
+    return Timing(**(given | {"rounds_us": tuple(data["rounds_us"])}))
+
+
+def find(timings: Iterable[Timing], **wanted: Any) -> Timing | None:
+    """The first timing whose fields have these values."""
+    return next((t for t in timings if all(getattr(t, k) == v for k, v in wanted.items())), None)
+
+
+def machine() -> dict[str, Any]:
+    """Device, driver, versions and commit of this run."""
+    import torch
+
+    from polyfma import __version__
+
+    packages = ("torch", "triton", "liger-kernel")
+    return {"device": torch.cuda.get_device_name(), "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "cuda": torch.version.cuda, "versions": {p: _version(p) for p in packages if _version(p)} | {"polyfma": __version__},
+            "commit": _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")}  # fmt: skip
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _first_line(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
