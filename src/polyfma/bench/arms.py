@@ -54,7 +54,7 @@ def _floor_kernel(inputs: int, outputs: int, fmt: str, device: int) -> Any:
     lines = [f"mov.b32 v, {first};", *(f"or.b32 v, v, ${outputs + i};" for i in range(1, inputs)), *(f"mov.b32 ${i}, v;" for i in range(outputs))]
     constraints = ",".join(["=r"] * outputs + ["r"] * inputs)
     major, minor = torch.cuda.get_device_capability(device)
-    return load(compile_asm("{ .reg .b32 v; " + " ".join(lines) + " }", constraints, [fmt] * inputs, [fmt] * outputs, (), True, 10 * major + minor), device)
+    return load(compile_asm("{ .reg .b32 v; " + " ".join(lines) + " }", constraints, [fmt] * inputs, [fmt] * outputs, 10 * major + minor), device)
 
 
 def floor(inputs: list[Tensor], outputs: list[Tensor]) -> Call:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfma.bench.arms import swiglu_arms, unary_arms
-from polyfma.bench.result import Measurement, Timing
+from polyfma.bench.result import COPIES, Measurement, Timing
 from polyfma.bench.timing import Call, eager_rounds, graph_rounds, need_gpu
 from polyfma.errors import UnknownNameError
 from polyfma.ops import execute
@@ -64,7 +64,7 @@ def _measure_case(case: str, direction: str, measurement: Measurement) -> None:
             return Timing(case, function, direction, "bf16", elements, arm, where, rounds, names.get(arm), tensors * elements * 2)
 
         measurement.timings += [timing(arm, "graph", rounds) for arm, rounds in graph_rounds(arms).items()]
-        calls = {arm: call for arm, call in arms.items() if arm not in ("copy kernel", "cuda memcpy")}
+        calls = {arm: call for arm, call in arms.items() if arm not in COPIES}
         measurement.timings += [timing(arm, "eager", rounds) for arm, rounds in eager_rounds(calls, 25, 5, 100).items()]
 
     forward = direction == "forward"

@@ -20,7 +20,7 @@ import torch
 from polyfma.bench.arms import FORMATS, floor
 from polyfma.bench.isolated import DTYPES, HBM, L2
 from polyfma.bench.isolated import PROTOCOL as GRAPH_PROTOCOL
-from polyfma.bench.result import Measurement, Timing, find
+from polyfma.bench.result import COPIES, Measurement, Timing, find
 from polyfma.bench.timing import Call, graph_rounds, need_gpu
 from polyfma.files import write_text
 from polyfma.ops import execute
@@ -85,7 +85,7 @@ def _ratios(timings: Sequence[Timing], function: str, direction: str, dtype: str
     found = {}
     for elements in LIMITS:
         case = {"function": function, "direction": direction, "dtype": dtype, "elements": elements}
-        copies = [t.median_us for name in ("copy kernel", "cuda memcpy") if (t := find(timings, arm=name, **case))]
+        copies = [t.median_us for name in COPIES if (t := find(timings, arm=name, **case))]
         own = find(timings, arm=arm, **case)
         found[elements] = own.median_us / min(copies) if own else float("inf")
     return found

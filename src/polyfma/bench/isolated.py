@@ -14,7 +14,7 @@ import torch
 from polyfma.bench.arms import FUNCTIONS, unary_arms
 from polyfma.bench.result import Measurement, Timing
 from polyfma.bench.timing import Call, eager_rounds, graph_rounds, need_gpu
-from polyfma.errors import UnknownNameError
+from polyfma.errors import PolyfmaError, UnknownNameError
 
 L2, HBM = 4_194_304, 268_435_456
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,6 +41,14 @@ def measure(functions: Sequence[str] = FUNCTIONS, dtypes: Sequence[str] = ("bf16
         measurement.timings += _case(function, direction, dtype, elements)
     progress(len(cases), len(cases))
     return measurement
+
+
+def check_sizes(given: Sequence[str]) -> tuple[int, ...]:
+    """Sizes from text. Raises PolyfmaError for what is no positive number."""
+    for text in given:
+        if not text.isdecimal() or not int(text):
+            raise PolyfmaError(f"elements {text!r} must be a positive whole number")
+    return tuple(int(text) for text in given)
 
 
 def check_names(functions: Sequence[str], dtypes: Sequence[str]) -> None:

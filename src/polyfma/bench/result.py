@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -84,6 +85,18 @@ def find(timings: Iterable[Timing], **wanted: Any) -> Timing | None:
     return next((t for t in timings if all(getattr(t, k) == v for k, v in wanted.items())), None)
 
 
+COPIES = ("copy kernel", "cuda memcpy")
+
+
+def comparisons(timings: Sequence[Timing]) -> Iterator[tuple[Timing, float | None, float | None]]:
+    """Every timing with its time over the best copy and torch's time over its own, of the same case; None where there is none."""
+    for t in timings:
+        same = {"case": t.case, "function": t.function, "direction": t.direction, "dtype": t.dtype, "elements": t.elements, "where": t.where}
+        copies = [c.median_us for name in COPIES if (c := find(timings, arm=name, **same))]
+        native = find(timings, arm="torch", **same)
+        yield t, t.median_us / min(copies) if copies else None, native.median_us / t.median_us if native else None
+
+
 def machine() -> dict[str, Any]:
     """Device, driver, versions and commit of this run."""
     import torch
@@ -93,7 +106,7 @@ def machine() -> dict[str, Any]:
     packages = ("torch", "triton", "liger-kernel")
     return {"device": torch.cuda.get_device_name(), "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
             "cuda": torch.version.cuda, "versions": {p: _version(p) for p in packages if _version(p)} | {"polyfma": __version__},
-            "commit": _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")}  # fmt: skip
+            "commit": os.environ.get("GIT_COMMIT") or _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")}  # fmt: skip
 
 
 def _version(package: str) -> str | None:

@@ -22,7 +22,7 @@ import torch
 from polyfma.emit.triton import inline_asm
 from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.ops.interleaved import interleaved_asm
-from polyfma.ops.layout import TILE, WARPS
+from polyfma.ops.layout import TILE, WARPS, WARPS_EXACT
 from polyfma.ops.operation import architecture_of, operation
 
 TESTED_TRITON = "3.6, 3.7"
@@ -78,11 +78,12 @@ def compile_kernel(variant: Variant, capability: int) -> Any:
     else:
         asm, constraints = inline_asm(block)
         inputs, outputs = [fmt] * len(what.inputs), [fmt] * len(what.outputs)
-    return compile_asm(asm, constraints, inputs, outputs, variant.tile, variant.aligned, capability)
+    warps = WARPS_EXACT if what.fused is None else WARPS
+    return compile_asm(asm, constraints, inputs, outputs, capability, tile=variant.tile, aligned=variant.aligned, warps=warps)
 
 
-def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequence[str], tile: tuple[int, ...], aligned: bool,
-                capability: int) -> Any:  # fmt: skip
+def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequence[str], capability: int, *,
+                tile: tuple[int, ...] = (), aligned: bool = True, warps: int = WARPS) -> Any:  # fmt: skip
     """The flat kernel, or with a tile the one by rows, around a text of PTX; inputs and outputs are bf16, fp16 or wide."""
     triton, kernels = _triton()
     from triton.backends.compiler import GPUTarget
@@ -98,7 +99,7 @@ def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequ
                if aligned and (name in pointers or name.startswith(("step", "columns")))}  # fmt: skip
     source = ASTSource(fn=function, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()},
                        attrs={(i,): [["tt.divisibility", d]] for i, d in divisor.items()})  # fmt: skip
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": WARPS})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
 
 
 @cache

@@ -1,0 +1,137 @@
+"""``bench``: measurements on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from polyfma.cli.shell import Json, app, check_picture, out, print_json, print_table, progress_bar
+from polyfma.errors import MissingToolError
+
+if TYPE_CHECKING:
+    from polyfma.bench.result import Measurement
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure operators on a CUDA GPU against the alternatives.")
+app.add_typer(bench_app, name="bench")
+
+OutFile = Annotated[Path | None, typer.Option("--out", help="Write every round, device, versions and protocol to this JSON file.")]
+
+
+def _names(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    return default if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+
+
+@bench_app.command("isolated")
+def isolated_command(
+    function: Annotated[str | None, typer.Option(help="Functions, separated by commas; default: sigmoid,tanh,silu,gelu.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or both; default: both.")] = None,
+    elements: Annotated[str | None, typer.Option(help="Sizes, separated by commas; default: 4194304 (L2) and 268435456 (HBM).")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the roofline to this .png or .svg.")] = None,
+    out_file: OutFile = None,
+    as_json: Json = False,
+) -> None:
+    """One operator: copy, torch, torch.compile, exact arithmetic, the hardware's tanh and the default polynomial."""
+    _need_torch()
+    from polyfma.bench import isolated
+    from polyfma.bench.arms import FUNCTIONS
+
+    if picture is not None:
+        check_picture(picture)
+    sizes = isolated.check_sizes(_names(elements, tuple(map(str, (isolated.L2, isolated.HBM)))))
+    measured = _measured("isolated", out_file, as_json, lambda progress: isolated.measure(
+        _names(function, FUNCTIONS), _names(dtype, tuple(isolated.DTYPES)), sizes, progress))  # fmt: skip
+    if picture is not None:
+        from polyfma import plots
+        from polyfma.bench.roofline import roofline
+
+        plots.save(roofline(measured), picture)
+        if not as_json:
+            out.print(f"written: {picture}", markup=False)
+
+
+@bench_app.command("component")
+def component_command(
+    case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), or both.")] = "b1,b4",
+    out_file: OutFile = None,
+    as_json: Json = False,
+) -> None:
+    """The activation of a model's block, forward and backward, with memory and rows of zeros."""
+    _need_torch()
+    from polyfma.bench import component
+
+    _measured("component", out_file, as_json, lambda progress: component.measure(_names(case, ()), progress))
+
+
+@bench_app.command("host")
+def host_command(out_file: OutFile = None, as_json: Json = False) -> None:
+    """What an eager call costs on the host."""
+    _need_torch()
+    from polyfma.bench import host
+
+    _measured("host", out_file, as_json, host.measure)
+
+
+@bench_app.command("programs")
+def programs_command(
+    write: Annotated[bool, typer.Option(help="Make the operators' defaults of this run.")] = False,
+    out_file: OutFile = None,
+    as_json: Json = False,
+) -> None:
+    """The programs that may be defaults, against a copy; the rule then says which are."""
+    _need_torch()
+    from polyfma.bench import defaults
+
+    measured = _measured("programs", out_file, as_json, defaults.measure)
+    if write:
+        defaults.write(measured.timings)
+        out.print(f"written: {defaults.FILE}", markup=False)
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingToolError("polyfma bench needs torch, which is not installed; pip install 'polyfma[torch]'") from error
+
+
+def _measured(label: str, out_file: Path | None, as_json: bool, measure: Callable[[Callable[..., None]], Measurement]) -> Measurement:
+    from polyfma.bench.timing import need_gpu
+    from polyfma.files import check_writable
+
+    need_gpu()
+    if out_file is not None:
+        check_writable(out_file.parent)  # before the minutes of measuring
+    with progress_bar(label) as progress:
+        measured = measure(progress)
+    if out_file is not None:
+        measured.write(out_file)
+    if as_json:
+        print_json(measured.to_dict())
+    else:
+        print_table(_table(measured))
+        for name, value in measured.facts.items():
+            out.print(f"{name}: {value}", markup=False)
+    return measured
+
+
+def _table(measured: Measurement) -> Table:
+    """One line an arm: time with spread, and how often it fits into its torch arm and its copy."""
+    from polyfma.bench.result import comparisons
+
+    table = Table(title=f"{measured.bench}: median of the rounds, microseconds a call", title_justify="left")
+    for heading in ("case", "elements", "timed", "arm", "median", "lowest", "highest", "over the copy", "speed against torch"):
+        table.add_column(heading, justify="left" if heading in ("case", "timed", "arm") else "right", no_wrap=True)
+    previous: Any = None
+    for t, over_copy, speed in comparisons(measured.timings):
+        case = (t.case, t.function, t.direction, t.dtype, t.elements, t.where)
+        if previous not in (None, case):
+            table.add_section()
+        previous = case
+        name = f"{t.function} {t.direction} {t.dtype}" if t.case in ("isolated", "programs") else f"{t.case} {t.function} {t.direction}"
+        ratios = ["" if r is None else f"{r:.3f}" for r in (over_copy, speed)]
+        table.add_row(name, f"{t.elements:,}", t.where, t.arm, f"{t.median_us:.3f}", f"{min(t.rounds_us):.3f}", f"{max(t.rounds_us):.3f}", *ratios)
+    return table
