@@ -24,3 +24,13 @@ def sollya() -> None:
 @pytest.fixture
 def nvcc() -> None:
     need_tool("nvcc")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked gpu run where there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="no CUDA GPU"))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,11 @@ class _Lane:
 
     def finished(self) -> tuple[Step, ...]:
         """The steps, the last one writing ``y``."""
-        return (*self.steps[:-1], replace(self.steps[-1], dst="y"))
+        return self.named({self.steps[-1].dst: "y"})
+
+    def named(self, names: dict[str, str]) -> tuple[Step, ...]:
+        """The steps with other names for some registers."""
+        return tuple(Step(s.opcode, names.get(s.dst, s.dst), tuple(names.get(v, v) if isinstance(v, str) else v for v in s.src)) for s in self.steps)
 
 
 def _exponent_factor(fmt: str) -> float:
@@ -240,6 +244,17 @@ def _silu(lane: _Lane, beta: float) -> None:
     _gate(lane, sigma, x)
 
 
+def _silu_both(lane: _Lane, beta: float) -> tuple[str, str]:
+    """Value and slope from one sigma: half the special-function work of the two. The slope is that of :func:`_silu_slope`."""
+    _silu_slope(lane, beta)
+    slope, sigma = lane.steps[-1].dst, next(s.dst for s in lane.steps if s.opcode.startswith("rcp"))
+    sigma = _times(lane, sigma, _unscale(lane.format))
+    if lane.format == "bf16" and _is_power_of_two(beta):
+        sigma = _linear_near_zero(lane, sigma, 0.5, 0.25 * beta, _LINE_END / beta)
+    _gate(lane, sigma, lane.op("max.NaN.f32", "x", -_SATURATED / beta))
+    return lane.steps[-1].dst, slope
+
+
 def _silu_slope(lane: _Lane, beta: float) -> None:
     """sigma (1 + x beta (1 - sigma))."""
     s = _SCALE[lane.format]
@@ -329,6 +344,23 @@ def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ..
     lane = _Lane(format)
     _BUILDERS[target.family][direction == "backward"](lane, parameter)
     return lane.finished()
+
+
+def both_steps(function: str, format: str = "bf16") -> tuple[Step, ...]:
+    """One sequence for a gated unit's gradients: register ``value`` is the function, ``slope`` its derivative."""
+    target, parameter = _resolved(function, "forward")
+    lane = _Lane(format)
+    if target.family == "silu":
+        value, slope = _silu_both(lane, parameter)
+    else:
+        value, slope = (_last(lane, build, parameter) for build in _BUILDERS[target.family])
+    return lane.named({value: "value", slope: "slope"})
+
+
+def _last(lane: _Lane, build: Callable[[_Lane, float], None], parameter: float) -> str:
+    """The result of a builder."""
+    build(lane, parameter)
+    return lane.steps[-1].dst
 
 
 # -- float64 -----------------------------------------------------------------------------------------

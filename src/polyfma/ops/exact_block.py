@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from polyfma.emit.lowering import SUFFIX, Block, Instruction
 from polyfma.formats import get_format
 from polyfma.ops.choice import Choice
-from polyfma.ops.exact import Step, steps
+from polyfma.ops.exact import Step, both_steps, steps
 
 
 def exact_block(choice: Choice, kind: str, layout: str, inputs: Sequence[str], outputs: Sequence[str]) -> Block:
@@ -32,13 +32,16 @@ def _lane(choice: Choice, kind: str) -> list[Step]:
     if kind == "unary_backward":
         return [*_call(choice, "backward", "x", "slope"), Step("mul.rn.f32", "dx", ("grad", "slope"))]
     before, gate, up = _clamped(choice.limit)
-    # A gate of 0 gives a value far below the format, so that ties of subnormals round right: times up it could be seen.
-    value = [*_call(choice, "forward", gate, "near"), Step("setp.eq.f32", "is_zero", (gate, 0.0)), Step("selp.f32", "value", (gate, "near", "is_zero"))]
     if kind == "gated":
-        return [*before, *value, Step("mul.rn.f32", "y", ("value", up))]
-    slope = _call(choice, "backward", gate, "slope")
+        return [*before, *_call(choice, "forward", gate, "near"), *_zero_kept(gate), Step("mul.rn.f32", "y", ("value", up))]
+    both = _renamed(both_steps(choice.function, choice.format), {"x": gate, "value": "near", "slope": "slope"}, "f")
     products = [Step("mul.rn.f32", "du", ("grad", "value")), Step("mul.rn.f32", "scaled", ("grad", "slope")), Step("mul.rn.f32", "dg", ("scaled", up))]
-    return [*before, *value, *slope, *products, *_cut(choice.limit)]
+    return [*before, *both, *_zero_kept(gate), *products, *_cut(choice.limit)]
+
+
+def _zero_kept(gate: str) -> list[Step]:
+    """A gate of 0 gives a value far below the format, so that ties of subnormals round right: times up it could be seen."""
+    return [Step("setp.eq.f32", "is_zero", (gate, 0.0)), Step("selp.f32", "value", (gate, "near", "is_zero"))]
 
 
 def _clamped(limit: float | None) -> tuple[list[Step], str, str]:
@@ -59,12 +62,14 @@ def _cut(limit: float | None) -> list[Step]:
 
 def _call(choice: Choice, direction: str, source: str, result: str) -> list[Step]:
     """The function's sequence with its registers behind the result's name."""
-    names = {"x": source, "y": result}
-    renamed = []
-    for step in steps(choice.function, direction, choice.format):
-        src = tuple(names.get(s, f"{result}_{s}") if isinstance(s, str) else s for s in step.src)
-        renamed.append(Step(step.opcode, names.get(step.dst, f"{result}_{step.dst}"), src))
-    return renamed
+    return _renamed(steps(choice.function, direction, choice.format), {"x": source, "y": result}, result)
+
+
+def _renamed(sequence: Sequence[Step], names: dict[str, str], prefix: str) -> list[Step]:
+    def name(register: str) -> str:
+        return names.get(register, f"{prefix}_{register}")
+
+    return [Step(s.opcode, name(s.dst), tuple(name(v) if isinstance(v, str) else v for v in s.src)) for s in sequence]
 
 
 def _needed(lane: list[Step], outputs: Sequence[str]) -> list[Step]:

@@ -78,7 +78,7 @@ def compile_kernel(variant: Variant, capability: int) -> Any:
     else:
         asm, constraints = inline_asm(block)
         inputs, outputs = [fmt] * len(what.inputs), [fmt] * len(what.outputs)
-    warps = WARPS_EXACT if what.fused is None else WARPS
+    warps = WARPS_EXACT if what.fused is None and variant.kind == "unary" else WARPS
     return compile_asm(asm, constraints, inputs, outputs, capability, tile=variant.tile, aligned=variant.aligned, warps=warps)
 
 
