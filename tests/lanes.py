@@ -51,8 +51,8 @@ ARITHMETIC = {
 
 def run(sequence, x, ex2_ulps=0, rcp_ulps=0):
     """Every register of a sequence at float32 inputs, by name."""
-    registers = {"x": x.astype(F32)}
     with np.errstate(all="ignore"):
+        registers = {"x": x.astype(F32)}
         for step in sequence:
             operands = [registers[v] if isinstance(v, str) else F32(v) for v in step.src]
             if step.opcode == "ex2.approx.ftz.f32":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import lanes
 import numpy as np
 import pytest
 
+import lanes
 import polyfma as pf
 from polyfma.ops.exact import both_steps, reference, steps
 

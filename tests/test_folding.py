@@ -113,3 +113,20 @@ def test_refusals() -> None:
     for bad in (0.0, -1.0, float("nan"), float("inf"), "2", True, None, 10**400):
         with pytest.raises(ProgramError, match=r"must be a positive number"):
             pf.fold(p, input_scale=bad)
+
+
+def test_scales_outside_the_program_round_before_and_after() -> None:
+    """Where the constants cannot hold a scale: one multiplication at each end, each rounded."""
+    from polyfma.folding import scaled_outside
+
+    program = pf.load("tanh.forward.fp16.d4")
+    with pytest.raises(pf.CoefficientError):
+        pf.fold(program, input_scale=1 / 50, output_scale=50)
+    scaled = scaled_outside(program, input_scale=1 / 50, output_scale=50.0)
+    bits = pf.FP16.finite_bits()
+    inner = pf.FP16.encode(pf.FP16.decode(bits) * pf.FP16.round(np.array(1 / 50)))
+    want = pf.FP16.encode(pf.FP16.decode(np.asarray(pf.replay(program, inner))) * 50)
+    assert np.array_equal(np.asarray(pf.replay(scaled, bits)), want)
+    assert scaled.counts.instructions == program.counts.instructions + 2 and scaled.form.endswith("-scaled")
+    with pytest.raises(pf.CoefficientError, match="input scale"):
+        scaled_outside(program, input_scale=1e-6)

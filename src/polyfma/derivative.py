@@ -34,7 +34,7 @@ def differentiate(program: Program) -> Program:
     for op in program.ops:
         draft.differentiate(op)
     (output,) = program.outputs.values()
-    result = draft.as_name(draft.slopes.get(output), program.format)
+    result = draft.as_result(draft.slopes.get(output), program.format)
     ops, consts = _live(draft, result)
     return Program(f"{program.name}.matched", program.function, "backward", program.format, program.degree, f"{program.form}-matched",
                    program.inputs, consts, ops, {"value": result})  # fmt: skip
@@ -80,16 +80,10 @@ class _Draft:
         self.consts[name] = get_format(fmt).hex(int(get_format(fmt).encode(value)))
         return name
 
-    def as_name(self, slope: str | None, fmt: str) -> str:
-        """A slope as an operand: the constants 0 and 1 written out, and anything in a register of its own."""
-        if slope is None or slope == ONE:
-            return self.put("select", fmt, *self._never(fmt), self.constant(1.0 if slope else 0.0, fmt))
-        return slope
-
-    def _never(self, fmt: str) -> tuple[str, str]:
-        """A false mask and what it would choose: turns a constant into a result."""
-        zero = self.constant(0.0, fmt)
-        return self.put("set.gt", fmt, zero, zero), zero
+    def as_result(self, slope: str | None, fmt: str) -> str:
+        """A slope as the result of an operation; a constant is chosen by a mask that is always false."""
+        name, zero = self.operand(slope, fmt), self.constant(0.0, fmt)
+        return self.put("select", fmt, self.put("set.gt", fmt, zero, zero), zero, name) if name in self.consts else name
 
     def operand(self, slope: str | None, fmt: str) -> str:
         return self.constant(0.0, fmt) if slope is None else self.constant(1.0, fmt) if slope == ONE else slope

@@ -117,9 +117,7 @@ def _unary(function: str, x: Tensor, program: _Given, backward: _Given, paramete
     if torch.compiler.is_compiling():
         return library.unary(x, _key_in_graph(*arguments))
     key = _key(*arguments)
-    if not eager.plain(x):
-        return eager.watched("unary", key, x)
-    return eager.unary(x, key)
+    return eager.unary(x, key) if eager.plain(x) and not x.is_meta else eager.watched("unary", key, x)
 
 
 def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, program: _Given, backward: _Given,
@@ -140,9 +138,7 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
     if torch.compiler.is_compiling():
         return library.gated(gate, up, _key_in_graph(*arguments))
     key = _key(*arguments)
-    if not eager.plain(gate, up):
-        return eager.watched("gated", key, gate, up)
-    return eager.gated(gate, up, key)
+    return eager.gated(gate, up, key) if eager.plain(gate, up) and not gate.is_meta else eager.watched("gated", key, gate, up)
 
 
 def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backward: _Given, parameter: str | None,
@@ -150,7 +146,7 @@ def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backwa
     (x,) = _accepted(x)
     if x.ndim == 0 or x.shape[-1] % 2:
         raise PolyfmaError(f"a packed tensor's last dimension must be even (gate and up); the shape is {tuple(x.shape)}")
-    if torch.compiler.is_compiling() or not eager.plain(x):
+    if torch.compiler.is_compiling() or not eager.plain(x) or x.is_meta:
         gate, up = execute.halves(x, interleaved)
         return _gated(function, gate, up, False, program, backward, parameter, limit)
     key = _key(function, _FORMATS[x.dtype], program, backward, parameter, limit)

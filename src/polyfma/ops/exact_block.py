@@ -8,21 +8,33 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from polyfma.emit.architecture import Architecture, first_with
 from polyfma.emit.lowering import SUFFIX, Block, Instruction
+from polyfma.errors import ProgramError
 from polyfma.formats import get_format
 from polyfma.ops.choice import Choice
 from polyfma.ops.exact import Step, both_steps, steps
 
 
-def exact_block(choice: Choice, kind: str, layout: str, inputs: Sequence[str], outputs: Sequence[str]) -> Block:
+def exact_block(choice: Choice, kind: str, architecture: Architecture, layout: str, inputs: Sequence[str], outputs: Sequence[str]) -> Block:
     """The block of one kind of operation (:mod:`polyfma.ops.operation`); ``layout`` is packed or f32."""
     lane = _needed(_lane(choice, kind), outputs)
     draft = _Draft(choice.format, layout)
     ports_in = [port for name in inputs for port in draft.take(name, f"x_{name}" if len(inputs) > 1 else "x")]
-    for step in lane:
+    for step in (part for whole in lane for part in _available(whole, architecture)):
         draft.put_lanes(step)
     ports_out = [port for name in outputs for port in draft.give(name, f"y_{name}" if len(outputs) > 1 else "y")]
     return Block(tuple(ports_in), tuple(ports_out), tuple(draft.registers), tuple(draft.instructions))
+
+
+def _available(step: Step, architecture: Architecture) -> list[Step]:
+    """The step, or what stands in for it where the architecture lacks it: a clamp from both sides below sm_86."""
+    if not step.opcode.startswith("min.NaN.xorsign.abs") or architecture.number >= first_with("min.nan.xorsign.abs", "fp32"):
+        return [step]
+    x, end = step.src
+    if isinstance(end, str):
+        raise ProgramError(f"{step.opcode} of two registers has no stand-in on {architecture}")
+    return [Step("min.NaN.f32", f"{step.dst}_above", (x, end)), Step("max.NaN.f32", step.dst, (f"{step.dst}_above", -end))]
 
 
 def _lane(choice: Choice, kind: str) -> list[Step]:

@@ -49,7 +49,7 @@ class Operation:
         """The PTX of a lane pair: layout ``packed`` (16-bit pairs) or ``f32`` (fp32 in and out, rounded to the format inside)."""
         if self.fused is not None:
             return lower(self.fused, architecture, layout, outputs)
-        return exact_block(self.choice, self.kind, layout, self.inputs, self.outputs if outputs is None else outputs)
+        return exact_block(self.choice, self.kind, architecture, layout, self.inputs, self.outputs if outputs is None else outputs)
 
 
 @lru_cache(maxsize=1024)
