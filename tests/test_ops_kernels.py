@@ -78,8 +78,9 @@ def test_a_walk_visits_every_element_once(shape) -> None:
     for tensor, source, step in zip(walk.tensors, (gate, up, out), walk.steps, strict=True):
         storage = torch.as_strided(tensor, (walk.rows, walk.columns), (step, 1) if not walk.flat else (walk.columns, 1))
         assert torch.equal(storage.flatten(), source.flatten()) or tensor is out
-    tile_rows, tile_columns = walk.tile or (1, layout.TILE)
-    assert walk.blocks * tile_rows * tile_columns >= out.numel()
+    for elements in (1024, 2048):
+        tile_rows, tile_columns = walk.tile(elements) or (1, elements)
+        assert tile_rows * tile_columns == elements and walk.blocks(elements) * elements >= out.numel()
 
 
 # -- Inductor ---------------------------------------------------------------------------------------------
@@ -199,5 +200,5 @@ def test_a_compiled_model_has_one_kernel_for_the_gate(device) -> None:
     x, u = (torch.randn(512, 256, dtype=torch.bfloat16, device=device) for _ in range(2))
     compiled = torch.compile(lambda a, b: pf.ops.swiglu(a + b, b), fullgraph=True)
     (code,) = torch._inductor.utils.run_and_get_code(compiled, x, u)[1]
-    assert code.count("@triton.jit") == 1 and "torch.ops.polyfma" not in code
+    assert code.count("@triton.jit") == 1 and "torch.ops.polyfma" not in re.sub(r"#.*", "", code)
     assert (to_bits(compiled(x, u)) == to_bits(pf.ops.swiglu(x + u, u))).all()

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyfma import catalog
+from polyfma import catalog, ops
 from polyfma.bench.timing import Call
 from polyfma.ops import execute
 from polyfma.ops.choice import EXACT, Choice, choose, parse
 from polyfma.ops.launch import compile_asm, launch, load
-from polyfma.ops.layout import TILE
+from polyfma.ops.operation import TILING
 
 FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 FUNCTIONS = ("sigmoid", "tanh", "silu", "gelu")
@@ -54,7 +54,7 @@ def _floor_kernel(inputs: int, outputs: int, fmt: str, device: int) -> Any:
     lines = [f"mov.b32 v, {first};", *(f"or.b32 v, v, ${outputs + i};" for i in range(1, inputs)), *(f"mov.b32 ${i}, v;" for i in range(outputs))]
     constraints = ",".join(["=r"] * outputs + ["r"] * inputs)
     major, minor = torch.cuda.get_device_capability(device)
-    return load(compile_asm("{ .reg .b32 v; " + " ".join(lines) + " }", constraints, [fmt] * inputs, [fmt] * outputs, 10 * major + minor), device)
+    return load(compile_asm("{ .reg .b32 v; " + " ".join(lines) + " }", constraints, [fmt] * inputs, [fmt] * outputs, 10 * major + minor, TILING), device)
 
 
 def floor(inputs: list[Tensor], outputs: list[Tensor]) -> Call:
@@ -62,7 +62,7 @@ def floor(inputs: list[Tensor], outputs: list[Tensor]) -> Call:
     first = outputs[0]
     loaded = _floor_kernel(len(inputs), len(outputs), FORMATS[first.dtype], first.get_device())
     arguments = [*(t.data_ptr() for t in (*inputs, *outputs)), first.numel()]
-    blocks = -(-first.numel() // TILE)
+    blocks = -(-first.numel() // TILING[0])
     kept = (inputs, outputs)  # their addresses are in use as long as the call
 
     def call() -> object:
@@ -132,6 +132,27 @@ def swiglu_arms(direction: str, gate: Tensor, up: Tensor, grad: Tensor, programs
             names[arm] = program_name(key, direction)
             arms[arm] = partial(execute.run, key, "gated" if direction == "forward" else "gated_backward", inputs, outputs)
     return arms, names
+
+
+def swiglu_autograd_arms(gate: Tensor, up: Tensor, grad: Tensor) -> dict[str, Call]:
+    """The backward pass as a model runs it: autograd calls it, for a forward pass made once."""
+    from torch._functorch import config
+
+    forwards: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"torch": _silu_times, "torch.compile": torch.compile(_silu_times, dynamic=False),
+                                                               "polynomial": ops.swiglu, "exact": partial(ops.swiglu, program=EXACT)}  # fmt: skip
+    try:
+        from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+        forwards["liger"] = LigerSiLUMulFunction.apply
+    except ImportError:
+        pass
+    arms: dict[str, Call] = {}
+    with config.patch(donated_buffer=False):  # the pass is repeated, so the compiled one must not consume what was saved
+        for arm, forward in forwards.items():
+            leaves = [t.clone().requires_grad_() for t in (gate, up)]
+            arms[arm] = partial(torch.autograd.grad, forward(*leaves), leaves, grad, retain_graph=True)
+            arms[arm]()
+    return arms
 
 
 def _silu_times(gate: Tensor, up: Tensor) -> Tensor:

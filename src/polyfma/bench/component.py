@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polyfma.bench.arms import swiglu_arms, unary_arms
+from polyfma.bench.arms import swiglu_arms, swiglu_autograd_arms, unary_arms
 from polyfma.bench.result import COPIES, Measurement, Timing
 from polyfma.bench.timing import Call, eager_rounds, graph_rounds, need_gpu
 from polyfma.errors import UnknownNameError
@@ -26,6 +26,7 @@ PROGRAMS: dict[str, str | None] = {"polynomial": None, "d3": "d3", "exact": "exa
 PROTOCOL = {
     "graph": "CUDA graph of about 2 ms of calls, 9 rounds of all arms after one that warms up, every other round in reverse order; us a call",
     "eager": "25 warm-up calls of each path, 5 rounds of 100 event-timed calls, order alternating; us a call",
+    "autograd": "as eager, of torch.autograd.grad through each arm's own forward pass",
     "data": "standard normal times 3; zero rows: that fraction of the rows of every input is 0",
 }
 
@@ -69,6 +70,9 @@ def _measure_case(case: str, direction: str, measurement: Measurement) -> None:
 
     forward = direction == "forward"
     add("swiglu", *swiglu_arms(direction, gate, up, grad, PROGRAMS), tensors=3 if forward else 5)
+    if not forward:
+        rounds = eager_rounds(swiglu_autograd_arms(gate, up, grad), 25, 5, 100)
+        measurement.timings += [Timing(case, "swiglu", direction, "bf16", elements, arm, "autograd", r, bytes=10 * elements) for arm, r in rounds.items()]
     if case == "b1":
         programs = PROGRAMS if forward else {k: v for k, v in PROGRAMS.items() if k != "hardware"}
         add("silu", *unary_arms("silu", direction, gate.view(-1), grad.view(-1), programs), tensors=2 if forward else 3)

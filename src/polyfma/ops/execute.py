@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyfma.ops import layout, twin
 from polyfma.ops.launch import Kernel, Variant, kernel, launch
-from polyfma.ops.operation import operation
+from polyfma.ops.operation import operation, tiling
 
 # Builds of torch without CUDA have neither.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -55,7 +55,7 @@ def halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
 def packed(x: Tensor, key: str, interleaved: bool) -> Tensor:
     """y = f(gate) * up of [..., 2h] in one tensor; contiguous [..., h]."""
     y = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
-    if interleaved and x.is_cuda:
+    if interleaved and x.is_cuda and x.numel():
         run(key, "gated", (_words(x),), (y,), interleaved=True)
     else:
         run(key, "gated", halves(x, interleaved), (y,))
@@ -65,7 +65,7 @@ def packed(x: Tensor, key: str, interleaved: bool) -> Tensor:
 def packed_backward(grad: Tensor, x: Tensor, key: str, interleaved: bool) -> Tensor:
     """The gradient of :func:`packed`: one contiguous [..., 2h]."""
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if interleaved and x.is_cuda:
+    if interleaved and x.is_cuda and x.numel():
         run(key, "gated_backward", (grad, _words(x)), (_words(dx),), interleaved=True)
     else:
         run(key, "gated_backward", (grad, *halves(x, interleaved)), halves(dx, interleaved))
@@ -92,6 +92,7 @@ def run(key: str, kind: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
         return
     tensors = (*inputs, *outputs)
     index = first.get_device()
+    elements, _ = tiling(key, kind)
     addresses, unaligned = [], 0
     for t in tensors:
         if not t.is_contiguous():
@@ -99,12 +100,12 @@ def run(key: str, kind: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
         addresses.append(t.data_ptr())
         unaligned |= addresses[-1]
     else:
-        _start(key, kind, interleaved, index, (), not unaligned & 15, -(-n // layout.TILE), [*addresses, n])
+        _start(key, kind, interleaved, index, (), not unaligned & 15, -(-n // elements), [*addresses, n])
         return
     walk = layout.plan(inputs, outputs)
     addresses = [t.data_ptr() for t in walk.tensors]
     sizes = [walk.columns] if walk.flat else [walk.rows, walk.columns, *_row_steps(walk.steps, len(outputs))]
-    _start(key, kind, interleaved, index, walk.tile, walk.aligned, walk.blocks, addresses + sizes)
+    _start(key, kind, interleaved, index, walk.tile(elements), walk.aligned, walk.blocks(elements), addresses + sizes)
 
 
 def _row_steps(steps: Sequence[int], outputs: int) -> list[int]:

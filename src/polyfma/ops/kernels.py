@@ -1,6 +1,6 @@
 """The Triton kernels that carry an operation's PTX block: a flat one, and one over rows with a stride each.
 
-Both work in tiles (:data:`polyfma.ops.layout.TILE`) in which a thread moves one 16-byte vector. Whole tiles are accessed without
+Both work in tiles (:func:`polyfma.ops.operation.tiling`) in which a thread moves 16-byte vectors. Whole tiles are accessed without
 a mask; the last one masked, with the same block: equal inputs give equal bits at every index. Offsets are 64 bits wide.
 Unused pointers are the constant None. A ``wide`` pointer holds a 32-bit word of two 16-bit values (interleaved gate and up).
 """

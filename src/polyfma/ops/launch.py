@@ -22,8 +22,7 @@ import torch
 from polyfma.emit.triton import inline_asm
 from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.ops.interleaved import interleaved_asm
-from polyfma.ops.layout import TILE, WARPS, WARPS_EXACT
-from polyfma.ops.operation import architecture_of, operation
+from polyfma.ops.operation import architecture_of, operation, tiling
 
 TESTED_TRITON = "3.6, 3.7"
 _TYPES = {"bf16": "*bf16", "fp16": "*fp16", "wide": "*i32"}
@@ -78,13 +77,15 @@ def compile_kernel(variant: Variant, capability: int) -> Any:
     else:
         asm, constraints = inline_asm(block)
         inputs, outputs = [fmt] * len(what.inputs), [fmt] * len(what.outputs)
-    warps = WARPS_EXACT if what.fused is None and variant.kind == "unary" else WARPS
-    return compile_asm(asm, constraints, inputs, outputs, capability, tile=variant.tile, aligned=variant.aligned, warps=warps)
+    return compile_asm(asm, constraints, inputs, outputs, capability, tiling(variant.key, variant.kind), tile=variant.tile, aligned=variant.aligned)
 
 
-def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequence[str], capability: int, *,
-                tile: tuple[int, ...] = (), aligned: bool = True, warps: int = WARPS) -> Any:  # fmt: skip
-    """The flat kernel, or with a tile the one by rows, around a text of PTX; inputs and outputs are bf16, fp16 or wide."""
+def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequence[str], capability: int, shape: tuple[int, int], *,
+                tile: tuple[int, ...] = (), aligned: bool = True) -> Any:  # fmt: skip
+    """The flat kernel, or with a tile the one by rows, around a text of PTX.
+
+    Inputs and outputs are bf16, fp16 or wide; ``shape`` is the elements of a tile and its warps.
+    """
     triton, kernels = _triton()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -92,14 +93,14 @@ def compile_asm(asm: str, constraints: str, inputs: Sequence[str], outputs: Sequ
     function = kernels.by_rows if tile else kernels.flat
     pointers = dict(zip("abc", inputs, strict=False)) | dict(zip("yz", outputs, strict=False))
     constants: dict[str, Any] = {name: None for name in "abcyz" if name not in pointers} | {"ASM": asm, "CONSTRAINTS": constraints}
-    constants |= {"ROWS": tile[0], "COLUMNS": tile[1]} if tile else {"BLOCK": TILE}
+    constants |= {"ROWS": tile[0], "COLUMNS": tile[1]} if tile else {"BLOCK": shape[0]}
     names = list(function.arg_names)
     signature = {name: _TYPES[pointers[name]] if name in pointers else "constexpr" if name in constants else "i64" for name in names}
     divisor = {i: 16 if name in pointers else 8 for i, name in enumerate(names)
                if aligned and (name in pointers or name.startswith(("step", "columns")))}  # fmt: skip
     source = ASTSource(fn=function, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()},
                        attrs={(i,): [["tt.divisibility", d]] for i, d in divisor.items()})  # fmt: skip
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": shape[1]})
 
 
 @cache

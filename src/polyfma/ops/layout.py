@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 _VECTOR = 8  # 16-bit elements in 16 bytes, what a thread moves at a time
-TILE = 2048
-# Of a tile: one vector a thread is what a copy does best; the longer exact sequences gain a few percent from two in flight.
-WARPS, WARPS_EXACT = 8, 4
 
 
 @dataclass(frozen=True)
@@ -32,19 +29,18 @@ class Walk:
         addresses = all(t.data_ptr() % 16 == 0 for t in self.tensors)
         return addresses and (self.flat or (self.columns % _VECTOR == 0 and all(step % _VECTOR == 0 for step in self.steps)))
 
-    @property
-    def tile(self) -> tuple[int, ...]:
-        """(rows, columns) of a tile of TILE elements, powers of two, wide enough for a row where one fits."""
+    def tile(self, elements: int) -> tuple[int, ...]:
+        """(rows, columns) of a tile of so many elements, powers of two, wide enough for a row where one fits; () for one run."""
         if self.flat:
             return ()
-        columns = min(TILE, 1 << max(self.columns - 1, 0).bit_length())
-        return TILE // columns, columns
+        columns = min(elements, 1 << max(self.columns - 1, 0).bit_length())
+        return elements // columns, columns
 
-    @property
-    def blocks(self) -> int:
+    def blocks(self, elements: int) -> int:
+        """How many tiles cover the tensors."""
         if self.flat:
-            return -(-self.columns // TILE)
-        rows, columns = self.tile
+            return -(-self.columns // elements)
+        rows, columns = self.tile(elements)
         return -(-self.rows // rows) * -(-self.columns // columns)
 
 

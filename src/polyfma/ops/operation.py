@@ -78,6 +78,17 @@ def _fused(choice: Choice, kind: str) -> Fused | None:
     return fused.gated_backward(choice.format, programs[0], programs[1], choice.limit)
 
 
+TILING = (2048, 8)  # elements of a tile and its warps: one 16-byte vector a thread, what a copy does best
+
+
+@lru_cache(maxsize=1024)
+def tiling(key: str, kind: str) -> tuple[int, int]:
+    """Elements of a tile, and the warps that share it. The long exact sequences gain from smaller tiles and more elements a thread."""
+    if operation(key, kind).fused is not None:
+        return TILING
+    return (1024, 2) if kind == "unary" else (1024, 4)
+
+
 @lru_cache(maxsize=64)
 def architecture_of(capability: int) -> Architecture:
     """The newest architecture known here that runs on a device of this compute capability (times ten)."""
