@@ -2,8 +2,10 @@
 
     python benchmarks/operators_on_gpu.py OUT_DIR
 
-Needs torch with a CUDA GPU and pytest. Writes OUT_DIR/operators.json: device, versions, and how many tests passed, failed
-and were skipped (each with its reason), with the names of those that ran on the GPU.
+Needs torch with a CUDA GPU and pytest. Writes OUT_DIR/operators.json: device, versions, how many tests passed, failed and were
+skipped (each with its reason), with the names of those that ran on the GPU; and for every function and direction how many of the
+65,536 inputs torch's own operator and program="exact" round wrongly there, against correctly rounded tables (the CPU's,
+which the tests hold against rigorous ones). NaN where the limit is a number counts; the sign of a zero does not.
 """
 
 from __future__ import annotations
@@ -15,11 +17,53 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+import torch
 
+from polyfma import ops
 from polyfma.bench.result import machine
 from polyfma.files import write_text
 
 TESTS = ("test_ops.py", "test_ops_torch.py", "test_ops_kernels.py")
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def misrounded() -> dict[str, dict[str, dict[str, int]]]:
+    """{function direction: {dtype: {torch, exact}}}."""
+    functional = torch.nn.functional
+    pairs = {"sigmoid": (ops.sigmoid, functional.sigmoid), "tanh": (ops.tanh, functional.tanh), "silu": (ops.silu, functional.silu),
+             "gelu": (ops.gelu, functional.gelu), "gelu-tanh": (_ours_tanh, _theirs_tanh)}  # fmt: skip
+    counts: dict[str, dict[str, dict[str, int]]] = {}
+    for name, (ours, theirs) in pairs.items():
+        for fmt, dtype in DTYPES.items():
+            x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+            want = _both(lambda t, f=ours: f(t, program="exact"), x)
+            for place, direction in enumerate(("forward", "backward")):
+                found = {"torch": _both(theirs, x.cuda())[place], "exact": _both(lambda t, f=ours: f(t, program="exact"), x.cuda())[place]}
+                counts.setdefault(f"{name} {direction}", {})[fmt] = {arm: _differ(got, want[place]) for arm, got in found.items()}
+    return counts
+
+
+def _ours_tanh(x: torch.Tensor, program: str) -> torch.Tensor:
+    return ops.gelu(x, approximate="tanh", program=program)
+
+
+def _theirs_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def _both(function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Value and derivative of every input, on the CPU."""
+    leaf = x.clone().requires_grad_()
+    y = function(leaf)
+    y.backward(torch.ones_like(y))
+    return y.detach().cpu(), leaf.grad.cpu()
+
+
+def _differ(got: torch.Tensor, want: torch.Tensor) -> int:
+    same = (got.view(torch.int16) == want.view(torch.int16)) | (got.isnan() & want.isnan()) | ((got == 0) & (want == 0))
+    return int((~same).sum())
 
 
 def main() -> int:
@@ -31,7 +75,7 @@ def main() -> int:
     failed = [c.get("name") for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skipped = {c.get("name"): s.get("message") for c in cases if (s := c.find("skipped")) is not None}
     passed = [c.get("name") for c in cases if c.get("name") not in failed and c.get("name") not in skipped]
-    record = machine() | {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "tests": passed}
+    record = machine() | {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "misrounded": misrounded(), "tests": passed}
     write_text(Path(sys.argv[1]) / "operators.json", json.dumps(record, indent=1) + "\n")
     print(f"{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped")
     return int(status)

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from polyfma import catalog, plots
+from polyfma.bench import isolated
+from polyfma.bench.result import COPIES, Timing, comparisons, read
+from polyfma.bench.roofline import roofline
 from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
 from polyfma.catalog.build import FUNCTIONS as BUILT_FUNCTIONS
 from polyfma.certify import certify
@@ -146,6 +149,94 @@ def hardware_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def timed(name: str) -> list[Timing]:
+    return read(ROOT / "benchmarks" / "results" / "h200" / f"{name}.json").timings
+
+
+def over_copy(timings: list[Timing]) -> dict[tuple[str, str, str, int, str], float]:
+    """(function, direction, dtype, elements, arm): time over the best copy, in a graph."""
+    return {(t.function, t.direction, t.dtype, t.elements, t.arm): over for t, over, _ in comparisons(timings) if over and t.where == "graph"}
+
+
+def operators_table() -> str:
+    """docs/operators.md: the default programs with certificate and speed, and what the hardware's own function would give."""
+    lines = ["| function | dtype | default forward: instructions, error x 1e-3 (correct rounding) | over the copy, L2 / HBM | hardware's error |"
+             " default backward: instructions, error x 1e-3 (correct rounding) | over the copy, L2 / HBM |", "|---|---|---|---|---|---|---|"]  # fmt: skip
+    ratios = over_copy(timed("programs"))
+    table = json.loads((ROOT / "src" / "polyfma" / "ops" / "defaults.json").read_text(encoding="utf-8"))["programs"]
+    for function, formats in table.items():
+        for fmt, directions in formats.items():
+            cells = []
+            for direction, name in directions.items():
+                c = certificate(name)
+                speeds = " / ".join(f"{ratios[function, direction, fmt, n, name]:.3f}" for n in (isolated.L2, isolated.HBM))
+                cells.append(f"`{name}`: {c['instructions']}, {error(name)} ({figure(c['floor_weighted_error'])}) | {speeds}")
+            own = "softcap-50" if function == "softcap" else function
+            cells.insert(1, error(f"{own}.forward.{fmt}.hardware"))
+            lines.append(f"| {function} | {fmt} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def isolated_table(elements: int) -> str:
+    """Device time of every arm at one size."""
+    arms = ("torch", "torch.compile", "hardware", "exact", "polynomial")
+    lines = ["| operator | best copy, us | " + " | ".join(f"{a}" for a in arms) + " | polynomial against torch | exact against torch |", "|---" * (4 + len(arms)) + "|"]
+    rows = [(t, over, speed) for t, over, speed in comparisons(timed("isolated")) if t.where == "graph" and t.elements == elements]
+    for case in dict.fromkeys((t.function, t.direction, t.dtype) for t, *_ in rows):
+        by_arm = {t.arm: (t, over, speed) for t, over, speed in rows if (t.function, t.direction, t.dtype) == case}
+        copy = min(by_arm[a][0].median_us for a in COPIES if a in by_arm)
+        cells = [f"{by_arm[a][0].median_us:.2f} ({by_arm[a][1]:.3f})" if a in by_arm else "-" for a in arms]
+        speeds = [f"{by_arm[a][2]:.2f}x" for a in ("polynomial", "exact")]
+        prime = "'" if case[1] == "backward" else ""
+        lines.append(f"| {case[2]} {case[0]}{prime} | {copy:.2f} | {' | '.join(cells)} | {' | '.join(speeds)} |")
+    return "\n".join(lines) + "\n"
+
+
+def component_table() -> str:
+    """SwiGLU and SiLU of a model's block: us, and torch's time over each arm's."""
+    rows = [(t, speed) for t, _, speed in comparisons(timed("component")) if "zero rows" not in t.arm]
+    arms = list(dict.fromkeys(t.arm for t, _ in rows if t.arm != "cuda memcpy"))
+    lines = ["| case | timed | " + " | ".join(arms) + " |", "|---" * (2 + len(arms)) + "|"]
+    for case in dict.fromkeys((t.case, t.function, t.direction, t.where) for t, _ in rows):
+        found = {t.arm: t.median_us for t, _ in rows if (t.case, t.function, t.direction, t.where) == case}
+        cells = [f"{found[a]:.1f}" if a in found else "-" for a in arms]
+        lines.append(f"| {case[0]} {case[1]} {case[2]} | {case[3]} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def zero_rows_table() -> str:
+    rows = [t for t in timed("component") if "zero rows" in t.arm]
+    arms = list(dict.fromkeys(t.arm for t in rows))
+    lines = ["| case | " + " | ".join(arms) + " |", "|---" * (1 + len(arms)) + "|"]
+    for case in dict.fromkeys((t.case, t.direction) for t in rows):
+        lines.append(f"| {' swiglu '.join(case)} | " + " | ".join(f"{t.median_us:.1f}" for t in rows if (t.case, t.direction) == case) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def host_table() -> str:
+    lines = ["| call | torch, us | polyfma, us | times torch |", "|---|---|---|---|"]
+    rows = timed("host")
+    for case in dict.fromkeys(t.case for t in rows):
+        theirs, ours = (next(t for t in rows if t.case == case and t.arm == a) for a in ("torch", "polynomial"))
+        cells = [f"{t.median_us:.1f} ({min(t.rounds_us):.1f} .. {max(t.rounds_us):.1f})" for t in (theirs, ours)]
+        lines.append(f"| {case} | {' | '.join(cells)} | {ours.median_us / theirs.median_us:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def misrounded_table() -> str:
+    lines = ["| | BF16: torch | BF16: exact | FP16: torch | FP16: exact |", "|---|---|---|---|---|"]
+    for name, formats in result("h200/operators.json")["misrounded"].items():
+        lines.append(f"| {name} | " + " | ".join(str(formats[f][a]) for f in ("bf16", "fp16") for a in ("torch", "exact")) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def gpu_tests_table() -> str:
+    run = result("h200/operators.json")
+    versions = ", ".join(f"{k} {v}" for k, v in run["versions"].items() if k != "polyfma")
+    return (f"{run['device']}, driver {run['driver']}, {versions}: {run['passed']} tests passed, {run['failed']} failed, {len(run['skipped'])} skipped"
+            f" ({'; '.join(sorted(set(run['skipped'].values())))}).\n")  # fmt: skip
+
+
 def catalog_functions() -> list[str]:
     return list(BUILT_FUNCTIONS)
 
@@ -154,6 +245,16 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
     ROOT / "README.md": {"summary": summary_table},
     ROOT / "docs" / "programs.md": {"defaults": defaults_table, "tiers": tiers_table, "hardware": hardware_table},
     ROOT / "docs" / "proofs.md": {"proofs": proofs_table},
+    ROOT / "docs" / "operators.md": {
+        "operators": operators_table,
+        "isolated-l2": lambda: isolated_table(isolated.L2),
+        "isolated-hbm": lambda: isolated_table(isolated.HBM),
+        "component": component_table,
+        "zero-rows": zero_rows_table,
+        "host": host_table,
+        "misrounded": misrounded_table,
+        "gpu-tests": gpu_tests_table,
+    },
     ROOT / "docs" / "kernels.md": {"audit": audit_table, "rates": rates_table, "emitted": emitted_table},
 }
 
@@ -180,6 +281,7 @@ def main(check: bool) -> None:
     plots.save(plots.error_picture(program, certify(program)), IMAGES / "error.png")
     shown = [e for e in entries() if e.function in FUNCTIONS and e.direction == "forward"]
     plots.save(plots.pareto_picture(shown), IMAGES / "pareto.png")
+    plots.save(roofline(read(ROOT / "benchmarks" / "results" / "h200" / "isolated.json")), IMAGES / "roofline.png")
 
 
 if __name__ == "__main__":

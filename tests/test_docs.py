@@ -98,3 +98,12 @@ def test_the_table_of_sequences_is_what_they_cost() -> None:
     assert [cost(op, "sm_86") for op in ("add", "sub", "mul")] == [1, 1, 1]
     assert cost("set.gt", "sm_86") == 7
     assert cost("min.nan.xorsign.abs", "sm_80") == 5 and "one more `abs` unless the limit is a positive constant | 4 |" in TEXT
+
+
+def test_the_operators_page_runs() -> None:
+    """Its Python block, as printed."""
+    text = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "operators.md", "exec"), {})

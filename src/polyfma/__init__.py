@@ -8,7 +8,7 @@ fitted in the format it runs in, replayed bit for bit, and certified over all 65
     y = pf.replay(p, x)          # uint16 bit patterns in and out
     c = pf.certify(p)            # c.max_abs_error, c.max_ulp, c.tails, ...
 
-Importing the package loads numpy alone; flint, scipy, numba and matplotlib come when first needed.
+``polyfma.ops`` and ``polyfma.nn`` run programs in PyTorch. Importing the package loads numpy alone; torch, flint, scipy, numba and matplotlib come when first needed.
 """
 
 from importlib import import_module
@@ -19,6 +19,7 @@ from types import ModuleType
 from polyfma.audit import Audit, audit
 from polyfma.catalog import load, programs
 from polyfma.certify import Certificate, certify
+from polyfma.derivative import differentiate
 from polyfma.emit import Hybrid, emit
 from polyfma.errors import (
     CoefficientError,
@@ -73,6 +74,7 @@ __all__ = [
     "audit",
     "best",
     "certify",
+    "differentiate",
     "emit",
     "fit",
     "fold",

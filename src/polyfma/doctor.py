@@ -33,7 +33,8 @@ _PACKAGES = (
     ("scipy", "linear programmes and distributions", "no minimax fits, no bias figures"),
     ("numba", "the search in the format", "no lattice fits"),
     ("matplotlib", "pictures", "fit and reproduce cannot draw"),
-    ("triton", "running emitted Triton functions; brings ptxas and cuobjdump", "emitted Triton source cannot be run here"),
+    ("torch", "polyfma.ops and polyfma.nn", "no operators, no bench"),
+    ("triton", "operators on a GPU; running emitted Triton functions; brings ptxas and cuobjdump", "operators run on the CPU alone, and emitted Triton source cannot be run here"),
 )
 _TOOLS = (
     ("ptxas", "audit", "polyfma audit is off", "pip install triton, or install a CUDA toolkit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
+from torch._inductor import config
 
 from polyfma.errors import PolyfmaError
 
@@ -25,7 +26,8 @@ def graph_rounds(arms: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, tu
 
     An arm's calls are captured in one CUDA graph, so neither the host nor gaps between launches count.
     """
-    graphs = {name: _captured(call) for name, call in arms.items()}
+    with config.patch(force_disable_caches=True):  # a compiled arm tunes itself now, not from an earlier run
+        graphs = {name: _captured(call) for name, call in arms.items()}
     found: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(rounds + 1):  # the first round warms up
         for name in list(graphs)[:: -1 if number % 2 else 1]:
