@@ -122,3 +122,33 @@ def test_unknown_names_are_refused() -> None:
                  lambda: isolated.check_sizes(["0"])):  # fmt: skip
         with pytest.raises(pf.PolyfmaError):
             call()
+
+
+def stubbed(monkeypatch):
+    """A bench that measures nothing, so that only its arguments count."""
+    from polyfma.bench import component, timing
+
+    monkeypatch.setattr(timing, "need_gpu", lambda: None)
+    monkeypatch.setattr(isolated, "measure", lambda *_: pytest.fail("measured before the arguments were checked"))
+    monkeypatch.setattr(component, "measure", lambda *_: pytest.fail("measured before the arguments were checked"))
+
+
+@pytest.mark.parametrize("arguments", [["isolated", "--out", "folder.json"], ["isolated", "--out", ""], ["isolated", "--picture", "folder.png"],
+                                       ["isolated", "--picture", "/proc/none/y.png"], ["isolated", "--picture", "x.gif"], ["isolated", "--elements", ","],
+                                       ["isolated", "--elements", "-4"], ["isolated", "--function", "relu"], ["isolated", "--dtype", ""],
+                                       ["component", "--case", ","], ["component", "--case", "b2"], ["isolated", "--out", "pipe"]])  # fmt: skip
+def test_bad_arguments_are_refused_before_measuring(arguments, tmp_path, monkeypatch) -> None:
+    """And a pipe or device is left as it is."""
+    import os
+    import stat
+
+    from polyfma.cli.shell import app
+
+    stubbed(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    for name in ("folder.json", "folder.png"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises((pf.PolyfmaError, OSError)):
+        app(["bench", *arguments], standalone_mode=False)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode) and len(list(tmp_path.iterdir())) == 3

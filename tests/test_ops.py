@@ -299,8 +299,8 @@ def test_mixed_inputs_are_refused(device) -> None:
     for call, message in ((lambda: pf.ops.swiglu(x, x.half()), "give both one dtype"), (lambda: pf.ops.swiglu(x, x[:2]), "must be equal"),
                           (lambda: pf.ops.swiglu(x[:3]), "must be even"), (lambda: pf.ops.swiglu(x[0]), "must be even"),
                           (lambda: pf.ops.swiglu(x, x, interleaved=True), "one packed tensor"), (lambda: pf.ops.silu([1.0]), "not list"),
-                          (lambda: pf.ops.softcap(x, 0.0), "positive"), (lambda: pf.ops.softcap(x, "50"), "positive"),
-                          (lambda: pf.ops.clamped_swiglu(x, limit=-1.0), "positive"), (lambda: pf.ops.gelu(x, approximate="erf"), "'none'"),
+                          (lambda: pf.ops.softcap(x, 0.0), "from 1e-06 to"), (lambda: pf.ops.softcap(x, "50"), "from 1e-06 to"),
+                          (lambda: pf.ops.clamped_swiglu(x, limit=-1.0), "from 1e-06 to"), (lambda: pf.ops.softcap(x, 10**400), "from 1e-06 to"), (lambda: pf.ops.gelu(x, approximate="erf"), "'none'"),
                           (lambda: pf.ops.swiglu(x, x.to("meta")), "must be on one device")):  # fmt: skip
         with pytest.raises(pf.PolyfmaError, match=message):
             call()
@@ -384,3 +384,114 @@ def test_threads_share_kernels(device) -> None:
         for _ in range(5):
             for got, wanted in zip(pool.map(lambda x: to_bits(pf.ops.silu(x)), inputs), want, strict=True):
                 assert_bits(got, wanted)
+
+
+# -- found by attacking the operators ------------------------------------------------------------------------
+
+
+def test_tensors_without_dimensions(device) -> None:
+    x = torch.tensor(1.5, dtype=torch.bfloat16, device=device)
+    for y in (pf.ops.reglu(x, x), pf.ops.clamped_swiglu(x, x), pf.ops.swiglu(x, x), pf.ops.clamped_swiglu(x, x, program="exact")):
+        assert y.shape == () and y.isfinite()
+
+
+def test_what_is_not_dense_is_refused(device) -> None:
+    x = torch.ones(4, 4, dtype=torch.bfloat16, device=device)
+    nested = torch.nested.nested_tensor([x, x[:2]])
+    for given in (x.to_sparse(), x.to_sparse_csr(), nested):
+        for call in (lambda t=given: pf.ops.silu(t), lambda t=given: pf.ops.swiglu(t, t), lambda t=given: pf.ops.swiglu(x, t)):
+            with pytest.raises(pf.PolyfmaError):
+                call()
+
+
+def test_negative_views_keep_their_sign(device) -> None:
+    """A view that says "negated" stores its values without the sign."""
+    x = torch.randn(16, dtype=torch.float16, device=device)
+    for given in (None, "exact"):
+        assert_bits(to_bits(pf.ops.silu(torch._neg_view(x), program=given)), to_bits(pf.ops.silu(-x, program=given)))
+        assert_bits(to_bits(pf.ops.swiglu(x, torch._neg_view(x), program=given)), to_bits(pf.ops.swiglu(x, -x, program=given)))
+
+
+@formats
+def test_matched_is_one_sided_at_both_zeros(fmt, device) -> None:
+    """At -0 and 0 every operation takes the right side: one slope, that of the program from 0 on."""
+    for function, call in UNARY.items():
+        for given in (None, "fast"):
+            x = torch.tensor([-0.0, 0.0], dtype=DTYPES[fmt], device=device).requires_grad_()
+            call(x, program=given, backward="matched").backward(torch.ones_like(x))
+            assert x.grad[0] == x.grad[1], (function, given)
+
+
+@formats
+def test_a_softcap_is_x_where_x_is_small(fmt, device) -> None:
+    """Gain within 0.4 percent, for caps that the constants hold and caps that they do not."""
+    x = torch.tensor([0.01, 0.1, 1.0], dtype=DTYPES[fmt], device=device)
+    for cap in (50.0, 30.0, 1000.0, 15000.0):
+        y = pf.ops.softcap(x, cap).double() / (cap * torch.tanh(x.double() / cap))
+        assert (y - 1).abs().max() < 4e-3 + torch.finfo(DTYPES[fmt]).eps / 2, cap
+
+
+def test_matched_of_a_scaled_program_scales_the_derivative(device) -> None:
+    """c tanh'(x/c)/c: the small scale must not multiply a slope before the large one does."""
+    x = torch.linspace(-60000, 60000, 1001, device=device).half().requires_grad_()
+    pf.ops.softcap(x, 15000.0, program="fast", backward="matched").backward(torch.ones_like(x))
+    want = 1 / torch.cosh(x.double() / 15000) ** 2
+    assert (x.grad.double() - want).abs().max() < 0.12 and (x.grad > -0.01).all()
+
+
+@pytest.mark.parametrize("limit", [7.3, 0.1, 5.9999, 80000.0])
+def test_exact_clamps_at_the_limit_itself(limit, device) -> None:
+    """A limit that the format does not hold: gate, up and both gradients are cut at the number given."""
+    for dtype in DTYPES.values():
+        near = torch.tensor([min(limit, 100.0)], dtype=dtype)
+        values = torch.cat((near * 0.99, near, near * 1.01)).to(device)
+        gate, up = values.clone().requires_grad_(), values.clone().requires_grad_()
+        y = pf.ops.clamped_swiglu(gate, up, limit=limit, program="exact")
+        y.backward(torch.ones_like(y))
+        g, u = gate.detach().double().requires_grad_(), up.detach().double().requires_grad_()
+        inside = g.clamp(max=limit)
+        want = inside * torch.sigmoid(1.702 * inside) * (u.clamp(-limit, limit) + 1)
+        want.backward(torch.ones_like(want))
+        for got, exact in ((y, want), (gate.grad, g.grad), (up.grad, u.grad)):
+            assert torch.allclose(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0), limit
+
+
+def test_a_program_file_is_read_at_every_call(device, tmp_path, monkeypatch) -> None:
+    """Its path may name another program the next time."""
+    monkeypatch.chdir(tmp_path)
+    program = pf.load("silu.forward.bf16.d5").renamed("mine")
+    other = pf.load("silu.forward.bf16.d3").renamed("mine")
+    x = every_input("bf16", device)
+    for given in (program, other):
+        (tmp_path / "p.json").write_text(given.to_json())
+        for name in ("p.json", tmp_path / "p.json"):
+            assert_bits(to_bits(pf.ops.silu(x, program=name)), pf.replay(given, np.arange(65536, dtype=np.uint16)))
+    (tmp_path / "p#1.json").write_text(other.to_json())
+    assert_bits(to_bits(pf.ops.silu(x, program="p#1.json")), pf.replay(other, np.arange(65536, dtype=np.uint16)))
+
+
+def test_numbers_of_any_kind_and_alpha_of_one(device) -> None:
+    x = torch.randn(8, dtype=torch.bfloat16, device=device)
+    for cap in (30, np.float64(30), np.float32(30), np.int64(30)):
+        assert_bits(to_bits(pf.ops.softcap(x, cap)), to_bits(pf.ops.softcap(x, 30.0)))
+    wide = pf.ops.clamped_swiglu(x, x, alpha=1.0, limit=100.0, program="silu.forward.bf16.d5")
+    assert_bits(to_bits(wide), to_bits(pf.ops.silu(x, program="silu.forward.bf16.d5") * (x + 1)))
+
+
+def test_packed_results_have_the_layout_of_their_gate(device) -> None:
+    x = torch.randn(8, 6, dtype=torch.bfloat16, device=device).t()
+    for interleaved in (False, True):
+        assert pf.ops.swiglu(x, interleaved=interleaved).stride() == torch.empty_like(execute.halves(x, interleaved)[0]).stride()
+        assert_bits(to_bits(pf.ops.swiglu(x, interleaved=interleaved)), to_bits(pf.ops.swiglu(x.contiguous(), interleaved=interleaved)))
+
+
+def test_long_names_and_identity_programs(device) -> None:
+    x = torch.randn(8, dtype=torch.bfloat16, device=device)
+    assert pf.ops.silu(x, program=pf.load("silu.forward.bf16.d5").renamed("n" * 300)).shape == x.shape
+    same = pf.Program.from_dict({"name": "same", "function": "silu", "direction": "forward", "format": "bf16", "degree": 0, "form": "identity",
+                                 "inputs": ["x"], "consts": {}, "ops": [], "outputs": {"value": "x"}})  # fmt: skip
+    with pytest.raises(pf.ProgramError, match="gives back its input"):
+        pf.ops.silu(x, program=same)
+    for given in ([], {}, 3.5):
+        with pytest.raises(pf.PolyfmaError, match="must be a name"):
+            pf.ops.silu(x, program=given)

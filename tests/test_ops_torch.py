@@ -174,6 +174,60 @@ def test_a_second_derivative_is_refused(device) -> None:
 
 
 @devices
+def test_forward_mode_through_the_dispatcher_and_compiled(device) -> None:
+    """Where the operator itself differentiates: compiled and exported code, in both modes, never a silent zero."""
+    x, t = (torch.randn(8, dtype=torch.bfloat16, device=device) for _ in range(2))
+    key = choose("silu", "bf16").key
+    want, slope = to_bits(library.unary_backward(t, x, key)), to_bits(library.unary_backward(torch.ones_like(x), x, key))
+    exported = torch.export.export(pf.nn.SiLU(), (x,)).module()
+
+    def jvp(function):
+        return lambda a, b: torch.func.jvp(function, (a,), (b,))[1]
+
+    for function in (jvp(pf.ops.silu), torch.compile(jvp(pf.ops.silu)), jvp(exported)):
+        assert_bits(to_bits(function(x, t)), want)
+    loss = {"compiled": torch.compile(torch.func.grad(lambda a: pf.ops.silu(a).float().sum()), fullgraph=True),
+            "exported": torch.func.grad(lambda a: exported(a).float().sum())}  # fmt: skip
+    for function in loss.values():
+        assert_bits(to_bits(function(x)), slope)
+    assert_bits(to_bits(torch.compile(torch.func.jacfwd(pf.ops.silu))(x).diagonal()), slope)
+
+
+@devices
+def test_batched_backward_passes(device) -> None:
+    x = torch.randn(8, dtype=torch.bfloat16, device=device, requires_grad=True)
+    identity = torch.eye(8, dtype=torch.bfloat16, device=device)
+    slope = to_bits(library.unary_backward(torch.ones_like(x), x.detach(), choose("silu", "bf16").key))
+    (batched,) = torch.autograd.grad(pf.ops.silu(x), x, identity, is_grads_batched=True)
+    assert_bits(to_bits(batched.diagonal()), slope)
+    assert_bits(to_bits(torch.autograd.functional.jacobian(pf.ops.silu, x.detach(), vectorize=True).diagonal()), slope)
+    assert torch.autograd.functional.jacobian(pf.ops.swiglu, x.detach(), vectorize=True).shape == (4, 8)
+
+
+@devices
+def test_forward_over_forward_is_refused(device) -> None:
+    x, one = torch.randn(8, dtype=torch.bfloat16, device=device), torch.ones(8, dtype=torch.bfloat16, device=device)
+
+    def once(a):
+        return torch.func.jvp(pf.ops.silu, (a,), (one,))[1]
+
+    for call in (lambda: torch.func.jvp(once, (x,), (one,)), lambda: torch.func.grad(lambda a: once(a).float().sum())(x),
+                 lambda: torch.func.jacfwd(torch.func.jacfwd(lambda z: pf.ops.swiglu(z).float().sum()))(x)):  # fmt: skip
+        with pytest.raises(NotImplementedError, match="no second derivative"):
+            call()
+
+
+@devices
+def test_the_registered_operator_checks_its_arguments(device) -> None:
+    x = torch.ones(4, dtype=torch.float16, device=device)
+    key = choose("silu", "bf16").key
+    for call in (lambda: library.unary(x, key), lambda: library.unary(x.bfloat16(), "silu"),
+                 lambda: library.gated(x.bfloat16(), x.bfloat16()[:2], key)):  # fmt: skip
+        with pytest.raises(pf.PolyfmaError):
+            call()
+
+
+@devices
 def test_modes_and_subclasses_see_the_operator(device) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -208,6 +262,9 @@ def test_modules() -> None:
         assert_bits(to_bits(module(x)), to_bits(function(x)), repr(module))
         assert not module.state_dict() and "object at" not in repr(module)
     assert_bits(to_bits(pf.nn.ClampedSwiGLU()(x, x)), to_bits(pf.ops.clamped_swiglu(x, x)))
+    for wrong in (lambda: pf.nn.Softcap(-1.0), lambda: pf.nn.Softcap("x"), lambda: pf.nn.GELU("erf"), lambda: pf.nn.ClampedSwiGLU(limit=0)):
+        with pytest.raises(pf.PolyfmaError):
+            wrong()
     assert repr(pf.nn.GELU("tanh", program="exact")) == "GELU(approximate=tanh, program=exact)"
 
 

@@ -60,23 +60,25 @@ class _Draft:
     slopes: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
+    prefix: str = field(default="d", init=False)  # of new names, which must not be that of the input
 
     def __post_init__(self) -> None:
         (x,) = self.program.inputs
-        self.consts.update({f"p_{name}": bits for name, bits in self.program.consts.items()})
-        self.renamed = {name: f"p_{name}" for name in self.program.consts}
+        self.prefix = "d" if not x.startswith("d") else "_"
+        self.renamed = {name: f"{self.prefix}p_{name}" for name in self.program.consts}
+        self.consts.update({self.renamed[name]: bits for name, bits in self.program.consts.items()})
         self.formats[x] = self.program.format
         limit = self.constant(get_format(self.program.format).max_finite, self.program.format)
         self.renamed[x] = self.put("min.nan.xorsign.abs", self.program.format, x, limit)
         self.slopes[x] = ONE
 
     def put(self, op: str, fmt: str, *src: str) -> str:
-        name = f"d{len(self.ops)}"
+        name = f"{self.prefix}{len(self.ops)}"
         self.ops.append(Op(op, name, tuple(src), fmt))
         return name
 
     def constant(self, value: float, fmt: str) -> str:
-        name = re.sub(r"\W", "_", f"k{value:g}_{fmt}".replace("-", "m"))
+        name = re.sub(r"\W", "_", f"{self.prefix}k{value:g}_{fmt}".replace("-", "m"))
         self.consts[name] = get_format(fmt).hex(int(get_format(fmt).encode(value)))
         return name
 
@@ -151,11 +153,15 @@ class _Draft:
         return slope
 
     def _signed(self, fmt: str, slope: str | None, sign: str) -> str | None:
-        """slope with its sign changed where ``sign`` is negative."""
+        """slope with its sign changed where ``sign`` is below 0.
+
+        By comparison and not by its sign bit: at -0 all operations then take the side that max(x, 0) takes, the right one.
+        """
         if slope is None or (sign in self.consts and not int(self.consts[sign], 16) & get_format(fmt).sign_bit):
             return slope
-        unit = self.put("copysign", fmt, self.constant(1.0, fmt), sign)
-        return self.plus_product(fmt, slope, unit, None)
+        negative = self.put("set.gt", fmt, self.constant(0.0, fmt), sign)
+        value = self.operand(slope, fmt)
+        return self.put("select", fmt, negative, self.put("neg", fmt, value), value)
 
     def _unary(self, name: str, fmt: str, value: str, src: list[str], d: list[str | None]) -> str | None:
         if name == "neg":

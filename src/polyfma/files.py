@@ -17,8 +17,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The suffix is kept, because matplotlib and numpy read the file type from it.
     """
     target = Path(path)
-    if not str(path) or target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", str(path) or ".")
+    _check_kind(target, str(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
@@ -46,6 +45,24 @@ def replacing_all(paths: Sequence[Path]) -> Iterator[list[Path]]:
             raise IsADirectoryError(errno.EISDIR, "a folder is in the way", str(path))
     with ExitStack() as stack:
         yield [stack.enter_context(replacing(path)) for path in paths]
+
+
+def _check_kind(target: Path, given: str) -> None:
+    """A folder cannot be replaced by a file, and a device or pipe must not be."""
+    if not given or target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", given or ".")
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", given)
+
+
+def check_target(path: str | Path) -> None:
+    """Raises OSError, with the path as given, where :func:`replacing` could not put a file: before long work, not after it."""
+    _check_kind(Path(path), str(path))
+    try:
+        check_writable(Path(path).parent)
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def check_writable(folder: str | Path) -> None:

@@ -66,6 +66,7 @@ class GELU(_Activation):
 
     def __init__(self, approximate: str = "none", *, program: _Given = None, backward: _Given = None) -> None:
         super().__init__(program=program, backward=backward)
+        ops.check_approximate(approximate)
         self.approximate = approximate
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,6 +81,7 @@ class Softcap(_Activation):
 
     def __init__(self, cap: float, *, program: _Given = None, backward: _Given = None) -> None:
         super().__init__(program=program, backward=backward)
+        ops.check_number("cap", cap)
         self.cap = cap
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,6 +114,7 @@ class GeGLU(_Gated):
 
     def __init__(self, approximate: str = "none", *, interleaved: bool = False, program: _Given = None, backward: _Given = None) -> None:
         super().__init__(interleaved=interleaved, program=program, backward=backward)
+        ops.check_approximate(approximate)
         self.approximate = approximate
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -134,6 +137,8 @@ class ClampedSwiGLU(_Gated):
     def __init__(self, alpha: float = 1.702, limit: float = 7.0, *, interleaved: bool = True, program: _Given = None,
                  backward: _Given = None) -> None:  # fmt: skip
         super().__init__(interleaved=interleaved, program=program, backward=backward)
+        ops.check_number("alpha", alpha)
+        ops.check_number("limit", limit)
         self.alpha, self.limit = alpha, limit
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:

@@ -34,9 +34,7 @@ PROTOCOL = {
 def measure(cases: Sequence[str] = ("b1", "b4"), progress: Callable[..., None] = lambda *_: None) -> Measurement:
     """Every arm of the cases, forward and backward, BF16."""
     need_gpu()
-    for case in cases:
-        if case not in CASES:
-            raise UnknownNameError(f"unknown case {case!r}; known: {', '.join(CASES)} (attention cases belong to another bench)")
+    check_cases(cases)
     measurement = Measurement("component", PROTOCOL)
     steps = [(case, d) for case in cases for d in ("forward", "backward")]
     for done, (case, direction) in enumerate(steps):
@@ -44,6 +42,14 @@ def measure(cases: Sequence[str] = ("b1", "b4"), progress: Callable[..., None] =
         _measure_case(case, direction, measurement)
     progress(len(steps), len(steps))
     return measurement
+
+
+def check_cases(cases: Sequence[str]) -> Sequence[str]:
+    """The cases. Raises UnknownNameError for one that is not here."""
+    for case in cases:
+        if case not in CASES:
+            raise UnknownNameError(f"unknown case {case!r}; known: {', '.join(CASES)}")
+    return cases
 
 
 def _inputs(shape: tuple[int, int], zero_rows: float = 0.0) -> list[Tensor]:

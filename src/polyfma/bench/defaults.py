@@ -22,9 +22,10 @@ from polyfma.bench.isolated import DTYPES, HBM, L2
 from polyfma.bench.isolated import PROTOCOL as GRAPH_PROTOCOL
 from polyfma.bench.result import COPIES, Measurement, Timing, find
 from polyfma.bench.timing import Call, graph_rounds, need_gpu
+from polyfma.catalog import load
 from polyfma.files import write_text
 from polyfma.ops import execute
-from polyfma.ops.choice import EXACT, Choice
+from polyfma.ops.choice import EXACT, Choice, adapted, register
 from polyfma.pareto import Entry, candidates_for
 
 LIMITS = {L2: 1.04, HBM: 1.01}
@@ -33,8 +34,17 @@ FILE = Path(str(files("polyfma.ops"))) / "defaults.json"
 
 
 def candidates(function: str, fmt: str, direction: str) -> list[Entry]:
-    """Programs that may be the default. A softcap in FP16 is a tanh program rescaled: the catalogue has no other."""
-    base = function if function != "softcap" else "softcap-50" if fmt == "bf16" else "tanh"
+    """Programs that may be the default.
+
+    For a softcap in FP16 the catalogue has none. The derivative is one of tanh with x scaled before. The value must be x
+    where x is small against the cap, which no program of tanh in FP16 is within 3 percent: it is the softcap program that
+    computes in fp32, with FP16 in and out.
+    """
+    base = function
+    if function == "softcap":
+        if (fmt, direction) == ("fp16", "forward"):
+            return [e for e in candidates_for("softcap-50", direction, "bf16", True) if e.wider]
+        base = "softcap-50" if fmt == "bf16" else "tanh"
     found = sorted(candidates_for(base, direction, fmt, True), key=lambda e: (e.error, e.instructions, e.name))
     distinct: dict[tuple[float, int], Entry] = {}
     for e in found:  # the same program under several names is timed once
@@ -61,7 +71,8 @@ def _case(function: str, direction: str, dtype: str, elements: int) -> list[Timi
     if forward:
         arms["cuda memcpy"] = partial(out.copy_, x)
     for e in candidates(function, FORMATS[x.dtype], direction):
-        key = Choice(e.function, e.format, e.name if forward else EXACT, EXACT if forward else e.name).key
+        name = register(adapted(load(e.name), "softcap-50", 50.0, dtype)) if function == "softcap" else e.name
+        key = Choice("softcap-50" if function == "softcap" else function, dtype, name if forward else EXACT, EXACT if forward else name).key
         arms[e.name] = partial(execute.run, key, "unary", (x,), (out,)) if forward else partial(execute.run, key, "unary_backward", (grad, x), (out,))
     names = {arm: arm for arm in arms if "." in arm}
     return [Timing("programs", function, direction, dtype, elements, arm, "graph", rounds, names.get(arm)) for arm, rounds in graph_rounds(arms).items()]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from polyfma.cli.shell import Json, app, check_picture, out, print_json, print_table, progress_bar
-from polyfma.errors import MissingToolError
+from polyfma.cli.shell import Json, app, check_picture, err, out, print_json, print_table, progress_bar
+from polyfma.errors import MissingToolError, UnknownNameError
+from polyfma.files import check_target
 
 if TYPE_CHECKING:
     from polyfma.bench.result import Measurement
@@ -21,8 +22,12 @@ app.add_typer(bench_app, name="bench")
 OutFile = Annotated[Path | None, typer.Option("--out", help="Write every round, device, versions and protocol to this JSON file.")]
 
 
-def _names(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    return default if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+def _names(what: str, text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a list with commas. Raises UnknownNameError for a list of none."""
+    names = default if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+    if not names:
+        raise UnknownNameError(f"--{what} {text!r} names nothing; polyfma bench --help says what it takes")
+    return names
 
 
 @bench_app.command("isolated")
@@ -39,11 +44,13 @@ def isolated_command(
     from polyfma.bench import isolated
     from polyfma.bench.arms import FUNCTIONS
 
+    functions, dtypes = _names("function", function, FUNCTIONS), _names("dtype", dtype, tuple(isolated.DTYPES))
+    isolated.check_names(functions, dtypes)
     if picture is not None:
         check_picture(picture)
-    sizes = isolated.check_sizes(_names(elements, tuple(map(str, (isolated.L2, isolated.HBM)))))
-    measured = _measured("isolated", out_file, as_json, lambda progress: isolated.measure(
-        _names(function, FUNCTIONS), _names(dtype, tuple(isolated.DTYPES)), sizes, progress))  # fmt: skip
+        check_target(picture)
+    sizes = isolated.check_sizes(_names("elements", elements, tuple(map(str, (isolated.L2, isolated.HBM)))))
+    measured = _measured("isolated", out_file, as_json, lambda progress: isolated.measure(functions, dtypes, sizes, progress))
     if picture is not None:
         from polyfma import plots
         from polyfma.bench.roofline import roofline
@@ -63,7 +70,8 @@ def component_command(
     _need_torch()
     from polyfma.bench import component
 
-    _measured("component", out_file, as_json, lambda progress: component.measure(_names(case, ()), progress))
+    cases = component.check_cases(_names("case", case, ()))
+    _measured("component", out_file, as_json, lambda progress: component.measure(cases, progress))
 
 
 @bench_app.command("host")
@@ -88,7 +96,7 @@ def programs_command(
     measured = _measured("programs", out_file, as_json, defaults.measure)
     if write:
         defaults.write(measured.timings)
-        out.print(f"written: {defaults.FILE}", markup=False)
+        err.print(f"written: {defaults.FILE}", markup=False)
 
 
 def _need_torch() -> None:
@@ -100,11 +108,10 @@ def _need_torch() -> None:
 
 def _measured(label: str, out_file: Path | None, as_json: bool, measure: Callable[[Callable[..., None]], Measurement]) -> Measurement:
     from polyfma.bench.timing import need_gpu
-    from polyfma.files import check_writable
 
     need_gpu()
     if out_file is not None:
-        check_writable(out_file.parent)  # before the minutes of measuring
+        check_target(out_file)  # before the minutes of measuring
     with progress_bar(label) as progress:
         measured = measure(progress)
     if out_file is not None:

@@ -15,8 +15,12 @@ compute capability 8.0 and later run in a Triton kernel at the speed of a copy; 
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from polyfma.catalog import load
 from polyfma.errors import DtypeError, MissingToolError, PolyfmaError
 from polyfma.program import Program
 
@@ -32,7 +36,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["clamped_swiglu", "geglu", "gelu", "quick_gelu", "register", "reglu", "sigmoid", "silu", "softcap", "swiglu", "tanh"]
-_Given = str | Program | None
+_Given = str | Path | Program | None
+_Fixed = str | Program | None
+# Of a cap, an alpha or a limit: within these every exact sequence keeps its promises.
+_LEAST, _MOST = 1e-6, 1e6
 _any_autocast = torch._C._is_any_autocast_enabled
 _FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -59,12 +66,12 @@ def quick_gelu(x: Tensor, *, program: _Given = None, backward: _Given = None) ->
 
 def gelu(x: Tensor, *, approximate: str = "none", program: _Given = None, backward: _Given = None) -> Tensor:
     """x Phi(x), or with ``approximate="tanh"`` its tanh form, of a BF16 or FP16 tensor. At -inf it is 0, where torch gives NaN."""
-    return _unary(_gelu_name(approximate), x, program, backward)
+    return _unary(check_approximate(approximate), x, program, backward)
 
 
 def softcap(x: Tensor, cap: float, *, program: _Given = None, backward: _Given = None) -> Tensor:
     """cap * tanh(x / cap) for a positive number ``cap``."""
-    return _unary("softcap", x, program, backward, _number("cap", cap))
+    return _unary("softcap", x, program, backward, check_number("cap", cap))
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False, program: _Given = None,
@@ -76,7 +83,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False,
 def geglu(gate: Tensor, up: Tensor | None = None, *, approximate: str = "none", interleaved: bool = False, program: _Given = None,
           backward: _Given = None) -> Tensor:  # fmt: skip
     """gelu(gate) * up, arguments as :func:`swiglu`; ``approximate`` as :func:`gelu`."""
-    return _gated(_gelu_name(approximate), gate, up, interleaved, program, backward)
+    return _gated(check_approximate(approximate), gate, up, interleaved, program, backward)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None, *, interleaved: bool = False) -> Tensor:
@@ -90,33 +97,45 @@ def clamped_swiglu(gate: Tensor, up: Tensor | None = None, *, alpha: float = 1.7
 
     Its packed tensors are interleaved: pass ``interleaved=True``. Where the clamp cuts off, the gradient is 0.
     """
-    return _gated("silu", gate, up, interleaved, program, backward, _number("alpha", alpha), _number("limit", limit))
+    return _gated("silu", gate, up, interleaved, program, backward, check_number("alpha", alpha), check_number("limit", limit))
 
 
 # -- from the arguments to an operator -----------------------------------------------------------------------
 
 
-def _gelu_name(approximate: str) -> str:
+def check_approximate(approximate: str) -> str:
+    """The function's name. Raises PolyfmaError for another word."""
     if approximate not in ("none", "tanh"):
         raise PolyfmaError(f"approximate {approximate!r} must be 'none' (exact GELU) or 'tanh'")
     return "gelu" if approximate == "none" else "gelu-tanh"
 
 
-def _number(what: str, value: float) -> str:
+def check_number(what: str, value: float) -> str:
     """A positive number as hexadecimal text: of a number that torch.compile made symbolic, this alone gives a constant."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise PolyfmaError(f"{what} {value!r} must be a positive number")
-    return value.hex() if isinstance(value, float) else float(value).hex()
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not _LEAST <= value <= _MOST:
+        raise PolyfmaError(f"{what} {str(value)[:40]!r} must be a number from {_LEAST:g} to {_MOST:g}")
+    return value.hex() if type(value) is float else float(value).hex()
+
+
+def _fixed(given: _Given) -> _Fixed:
+    """A program as something that names it for good: a file is read at every call, whatever its path named before."""
+    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+        return register(load(given))
+    if given is not None and not isinstance(given, str | Program):
+        raise PolyfmaError(f"program {given!r} must be a name, a path, a Program, a tier or 'exact'")
+    return given
 
 
 def _unary(function: str, x: Tensor, program: _Given, backward: _Given, parameter: str | None = None) -> Tensor:
-    if not torch.compiler.is_compiling() and eager.plain(x) and (fmt := _ready(x)):
-        return eager.unary(x, _key(function, fmt, program, backward, parameter, None))
+    if not torch.compiler.is_compiling():
+        program, backward = _fixed(program), _fixed(backward)
+        if eager.plain(x) and (fmt := _ready(x)):
+            return eager.unary(x, _key(function, fmt, program, backward, parameter, None))
     (x,) = _accepted(x)
     arguments = (function, _FORMATS[x.dtype], program, backward, parameter, None)
     if torch.compiler.is_compiling():
         return library.unary(x, _key_in_graph(*arguments))
-    key = _key(*arguments)
+    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, None)
     return eager.unary(x, key) if eager.plain(x) and not x.is_meta else eager.watched("unary", key, x)
 
 
@@ -126,9 +145,10 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
         return _packed(function, gate, interleaved, program, backward, parameter, limit)
     if interleaved:
         raise PolyfmaError("interleaved=True is for one packed tensor; gate and up were given as two")
-    if (not torch.compiler.is_compiling() and eager.plain(gate, up) and (fmt := _ready(gate)) and gate.dtype is up.dtype
-            and gate.shape == up.shape and gate.device == up.device):  # fmt: skip
-        return eager.gated(gate, up, _key(function, fmt, program, backward, parameter, limit))
+    if not torch.compiler.is_compiling():
+        program, backward = _fixed(program), _fixed(backward)
+        if eager.plain(gate, up) and (fmt := _ready(gate)) and _ready(up) == fmt and gate.shape == up.shape and gate.device == up.device:
+            return eager.gated(gate, up, _key(function, fmt, program, backward, parameter, limit))
     gate, up = _accepted(gate, up)
     if gate.shape != up.shape:
         raise PolyfmaError(f"gate has shape {tuple(gate.shape)} and up {tuple(up.shape)}; they must be equal (expand one first)")
@@ -149,13 +169,15 @@ def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backwa
     if torch.compiler.is_compiling() or not eager.plain(x) or x.is_meta:
         gate, up = execute.halves(x, interleaved)
         return _gated(function, gate, up, False, program, backward, parameter, limit)
-    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, limit)
+    key = _key(function, _FORMATS[x.dtype], _fixed(program), _fixed(backward), parameter, limit)
     return eager.packed(x, key, interleaved)
 
 
 def _ready(x: Tensor) -> str | None:
-    """The format of a plain tensor that needs no second look: 16-bit, on a device that runs operators, no autocast."""
-    return _FORMATS.get(x.dtype) if (x.is_cuda or x.is_cpu) and not _any_autocast() else None
+    """The format of a plain tensor that needs no second look: 16-bit, dense, on a device that runs operators, no autocast."""
+    if (x.is_cuda or x.is_cpu) and x.layout is torch.strided and not x.is_neg() and not x.is_nested and not _any_autocast():
+        return _FORMATS.get(x.dtype)
+    return None
 
 
 def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -163,6 +185,8 @@ def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
     for t in tensors:
         if not isinstance(t, torch.Tensor):
             raise DtypeError(f"polyfma.ops take tensors, not {type(t).__name__}")
+        if t.layout is not torch.strided or t.is_nested:
+            raise DtypeError(f"polyfma.ops take dense tensors, not {'nested ones' if t.is_nested else t.layout}; use to_dense() or to_padded_tensor()")
     device = tensors[0].device.type
     if device in ("cuda", "cpu") and torch.is_autocast_enabled(device):
         wanted = torch.get_autocast_dtype(device)
@@ -174,11 +198,13 @@ def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
             raise DtypeError(f"gate is {tensors[0].dtype} and up {t.dtype}; give both one dtype")
     if device not in ("cuda", "cpu", "meta"):
         raise DtypeError(f"polyfma.ops run on cuda and cpu tensors, not on {device}")
-    return tensors
+    if torch.compiler.is_compiling():
+        return tensors
+    return tuple([t.resolve_neg() if t.is_neg() else t for t in tensors])  # a negative view stores its values without the sign
 
 
 @lru_cache(maxsize=4096)
-def _key(function: str, fmt: str, program: _Given, backward: _Given, parameter: str | None, limit: str | None) -> str:
+def _key(function: str, fmt: str, program: _Fixed, backward: _Fixed, parameter: str | None, limit: str | None) -> str:
     return choose(function_with(function, parameter), fmt, program, backward, None if limit is None else float.fromhex(limit)).key
 
 
@@ -187,7 +213,7 @@ def _key_in_graph(function: str, fmt: str, program: _Given, backward: _Given, pa
     from polyfma.ops import inductor
 
     inductor.register()
-    return _key(function, fmt, program, backward, parameter, limit)
+    return _key(function, fmt, _fixed(program), _fixed(backward), parameter, limit)
 
 
 # What torch.compiler.assume_constant_result sets; calling that would import the whole compiler with this module.

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from polyfma import catalog
 from polyfma.derivative import differentiate
 from polyfma.errors import CoefficientError, ProgramError, UnknownNameError
 from polyfma.folding import fold, scaled_outside
+from polyfma.formats import get_format
 from polyfma.functions import get_function
 from polyfma.pareto import TIERS, best
 from polyfma.program import Program
@@ -27,6 +29,7 @@ from polyfma.replay import replay
 EXACT, MATCHED, DIRECT = "exact", "matched", "direct"
 RELU = "relu"  # exact in one packed operation, so it has no programs
 _registered: dict[str, Program] = {}
+_scaled_from: dict[str, tuple[Program, float]] = {}  # digest of a program scaled outside: what it was, and the scale of its input
 
 
 @dataclass(frozen=True)
@@ -56,18 +59,23 @@ def register(program: Program) -> str:
 
     ``program=`` takes the key too. It is how a compiled function names a Program on torch 2.11, which cannot hold one.
     """
-    if (catalog.PROGRAMS / f"{program.name}.json").is_file() and catalog.load(program.name) == program:
+    if program.name in _names() and catalog.load(program.name) == program:
         return program.name
     key = f"{program.name}#{program.digest[:16]}"
     _registered[key] = program
     return key
 
 
+@cache
+def _names() -> frozenset[str]:
+    return frozenset(catalog.programs())
+
+
 def program_of(key: str) -> Program:
     """The program of a key. Raises UnknownNameError for one of another process that was not given here."""
     if key in _registered:
         return _registered[key]
-    if "#" in key:
+    if "#" in key and not Path(key).is_file():
         raise UnknownNameError(f"program {key!r} is not known in this process; pass the Program to polyfma.ops.register here too")
     return catalog.load(key)
 
@@ -80,9 +88,8 @@ def _defaults() -> dict[str, Any]:
 
 def default_program(function: str, fmt: str, direction: str = "forward") -> Program:
     """The default of a function in bf16 or fp16. A softcap of any cap is folded from the measured one."""
-    base, scales = _base(function)
-    name = _defaults()[base][fmt][direction]
-    return _rescaled(catalog.load(name), function, scales, direction)
+    base, cap = _base(function)
+    return adapted(catalog.load(_defaults()[base][fmt][direction]), function, cap, fmt)
 
 
 def _base(function: str) -> tuple[str, float | None]:
@@ -94,23 +101,43 @@ def _base(function: str) -> tuple[str, float | None]:
     return function, None
 
 
-def _rescaled(program: Program, function: str, cap: float | None, direction: str) -> Program:
-    """cap * tanh(x / cap) from a program of tanh or of another cap: in its constants, or outside where they cannot hold it."""
-    if cap is None or program.function == function:
+def adapted(program: Program, function: str, cap: float | None, fmt: str) -> Program:
+    """A program of tanh or of another cap as cap * tanh(x / cap), in ``fmt``. Anything else stays as it is.
+
+    The scales go into its constants, or outside where those cannot hold them.
+    """
+    if cap is None:
         return program
-    ratio = 1 / cap if program.function == "tanh" else float(program.function.removeprefix("softcap-")) / cap
-    after = 1 / ratio if direction == "forward" else 1.0
+    ratio = (1 if program.function == "tanh" else float(program.function.removeprefix("softcap-"))) / cap
+    after = 1 / ratio if program.direction == "forward" else 1.0
     try:
-        folded = fold(program, input_scale=ratio, output_scale=after)
+        scaled = fold(program, input_scale=ratio, output_scale=after)
     except (CoefficientError, ProgramError):
-        folded = scaled_outside(program, input_scale=ratio, output_scale=after)
-    data = {k: v for k, v in folded.to_dict().items() if k != "digest"}
-    return Program.from_dict(data | {"function": function})
+        scaled = scaled_outside(program, input_scale=ratio, output_scale=after)
+    data = {k: v for k, v in _in_format(scaled, fmt).to_dict().items() if k != "digest"}
+    made = Program.from_dict(data | {"function": function})
+    if scaled.form.endswith("-scaled"):
+        _scaled_from[made.digest] = (program, ratio)
+    return made
+
+
+def _in_format(program: Program, fmt: str) -> Program:
+    """A program that computes in fp32 with 16-bit input and output of the other kind."""
+    if program.format == fmt:
+        return program
+    f = get_format(fmt)
+    consts = {name: f.hex(int(f.encode(np.clip(program.const_value(name), -f.max_finite, f.max_finite)))) if wanted is program.fmt else program.consts[name]
+              for name, wanted in program.const_formats.items()}  # fmt: skip
+    ops = [op.to_dict() | {"format": fmt if op.format == program.format else op.format} for op in program.ops]
+    data = {k: v for k, v in program.to_dict().items() if k != "digest"}
+    return Program.from_dict(data | {"name": f"{program.name}.{fmt}", "format": fmt, "consts": consts, "ops": ops})
 
 
 def function_with(family: str, parameter: str | None) -> str:
     """The function's name with its parameter (``float.hex``) written as names have it (``softcap-30``)."""
-    return family if parameter is None else f"{family}-{np.format_float_positional(float.fromhex(parameter), trim='-')}"
+    if parameter is None or (family == "silu" and float.fromhex(parameter) == 1):
+        return family
+    return f"{family}-{np.format_float_positional(float.fromhex(parameter), trim='-')}"
 
 
 def choose(function: str, fmt: str, program: str | Program | None = None, backward: str | Program | None = None,
@@ -154,7 +181,7 @@ def _tier(function: str, fmt: str, tier: str) -> Program:
     if cap is not None:
         base = "softcap-50" if fmt == "bf16" or tier == "hardware" else "tanh"
     found = catalog.load(f"{base}.forward.{fmt}.hardware") if tier == "hardware" else best(base, format=fmt, tier=tier)
-    return _rescaled(found, function, cap, "forward")
+    return adapted(found, function, cap, fmt)
 
 
 def _backward(function: str, fmt: str, forward: Program | None, given: str | Program) -> Program | None:
@@ -176,7 +203,9 @@ def _backward(function: str, fmt: str, forward: Program | None, given: str | Pro
 
 @lru_cache(maxsize=256)
 def _matched(forward: Program) -> Program:
-    slope = differentiate(forward)
+    base, ratio = _scaled_from.get(forward.digest, (forward, 1.0))
+    # c tanh'(x/c) / c: the two scales cancel, before they could lose the small one's digits.
+    slope = scaled_outside(differentiate(base), input_scale=ratio)
     values = slope.fmt.decode(np.asarray(replay(slope, slope.fmt.finite_bits())))
     if not np.isfinite(values).all():
         raise ProgramError(f"{forward.name} overflows inside, so its own derivative is not finite everywhere; use backward='direct'")
@@ -189,6 +218,8 @@ def _checked(program: Program, function: str, fmt: str, direction: str) -> Progr
     if given != (function, direction, fmt):
         raise ProgramError(f"{program.name} is a {given[0]} {given[1]} program in {given[2]}; this call needs {function} {direction} in {fmt}"
                            " (the dtype of the input)")  # fmt: skip
+    if set(program.outputs.values()) & {*program.inputs, *program.consts}:
+        raise ProgramError(f"{program.name} gives back its input; an operator takes a program that computes")
     if len(program.outputs) != 1:
         raise ProgramError(f"{program.name} has outputs {', '.join(program.outputs)}; an operator takes a program of one output")
     return program

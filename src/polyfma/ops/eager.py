@@ -14,6 +14,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _functions = torch._C._is_torch_function_mode_enabled
 _functorch = torch._C._functorch.peek_interpreter_stack
 _tracing = torch._C._get_tracing_state
+_batched = torch._C._functorch.is_legacy_batchedtensor
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -25,13 +26,9 @@ def plain(*tensors: Tensor) -> bool:
     return not _modes() and not _functions() and _functorch() is None and forward_ad._current_level < 0 and _tracing() is None
 
 
-def _kernels_of(*tensors: Tensor) -> Any:
-    """Where the arithmetic goes: straight to the kernel, or through the dispatcher where something watches."""
-    return execute if plain(*tensors) else library
-
-
-def _no_second_derivative(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError("polyfma.ops have no second derivative: the gradient is a program of its own; use torch's function where you need one")
+def _plain_backward(*tensors: Tensor) -> bool:
+    """The same for a backward pass, which autograd may also run batched (``is_grads_batched``) or recorded (``create_graph``)."""
+    return not torch.is_grad_enabled() and plain(*tensors) and not _batched(tensors[0])
 
 
 class Unary(torch.autograd.Function):
@@ -46,7 +43,7 @@ class Unary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return _gradient(UnaryBackward, "unary_backward", ctx.key, grad, x), None
+        return (execute if _plain_backward(grad, x) else library).unary_backward(grad, x, ctx.key), None
 
 
 class Gated(torch.autograd.Function):
@@ -60,111 +57,13 @@ class Gated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *_gradient(GatedBackward, "gated_backward", ctx.key, grad, *ctx.saved_tensors), None
-
-
-# -- the same under torch.func and forward-mode differentiation --------------------------------------------
-# A Function with setup_context is what those need, and costs an eager call several times what the two above do.
-
-
-class UnaryTransformed(torch.autograd.Function):
-    """:class:`Unary` for transforms."""
-
-    backward = Unary.backward
-
-    @staticmethod
-    def forward(x: Tensor, key: str) -> Tensor:
-        return _kernels_of(x).unary(x, key)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.key = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return _kernels_of(tangent, *ctx.saved_tensors).unary_backward(tangent, *ctx.saved_tensors, ctx.key)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, key: str) -> tuple[Tensor, int]:
-        return UnaryTransformed.apply(*library.batched(info, in_dims, x), key), 0
-
-
-class GatedTransformed(torch.autograd.Function):
-    """:class:`Gated` for transforms."""
-
-    backward = Gated.backward
-
-    @staticmethod
-    def forward(gate: Tensor, up: Tensor, key: str) -> Tensor:
-        return _kernels_of(gate, up).gated(gate, up, key)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        gate, up, ctx.key = inputs
-        ctx.save_for_backward(gate, up)
-        ctx.save_for_forward(gate, up)
-
-    @staticmethod
-    def jvp(ctx: Any, gate_tangent: Tensor | None, up_tangent: Tensor | None, _: None) -> Tensor:
         gate, up = ctx.saved_tensors
-        kernels = _kernels_of(gate, up, *(t for t in (gate_tangent, up_tangent) if t is not None))
-        parts = [kernels.gated_backward(t, gate, up, ctx.key)[i] for i, t in enumerate((gate_tangent, up_tangent)) if t is not None]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, int]:
-        return GatedTransformed.apply(*library.batched(info, in_dims, gate, up), key), 0
-
-
-class UnaryBackward(torch.autograd.Function):
-    """The gradient as a node, where someone may differentiate it again: then it says that it cannot be."""
-
-    backward = staticmethod(_no_second_derivative)
-    jvp = staticmethod(_no_second_derivative)
-
-    @staticmethod
-    def forward(grad: Tensor, x: Tensor, key: str) -> Tensor:
-        return _kernels_of(grad, x).unary_backward(grad, x, key)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], grad: Tensor, x: Tensor, key: str) -> tuple[Tensor, int]:
-        return UnaryBackward.apply(*library.batched(info, in_dims, grad, x), key), 0
-
-
-class GatedBackward(torch.autograd.Function):
-    """Both gradients as a node, as :class:`UnaryBackward`."""
-
-    backward = staticmethod(_no_second_derivative)
-    jvp = staticmethod(_no_second_derivative)
-
-    @staticmethod
-    def forward(grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, Tensor]:
-        return _kernels_of(grad, gate, up).gated_backward(grad, gate, up, key)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Any, Any]:
-        return GatedBackward.apply(*library.batched(info, in_dims, grad, gate, up), key), (0, 0)
-
-
-def _gradient(node: Any, kind: str, key: str, grad: Tensor, *saved: Tensor) -> Any:
-    """The gradient, as a node of its own only where the backward pass is itself recorded or watched."""
-    if torch.is_grad_enabled() or not plain(grad, *saved):
-        return node.apply(grad, *saved, key)
-    return getattr(execute, kind)(grad, *saved, key)
+        d_gate, d_up = (execute if _plain_backward(grad, gate, up) else library).gated_backward(grad, gate, up, ctx.key)
+        return d_gate, d_up, None
 
 
 class Packed(torch.autograd.Function):
-    """y = f(gate) * up of one [..., 2h] tensor; saves it. Only plain tensors come here."""
+    """y = f(gate) * up of one plain [..., 2h] tensor; saves it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: str, interleaved: bool) -> Tensor:
@@ -175,9 +74,9 @@ class Packed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        if not torch.is_grad_enabled() and plain(grad, x):
+        if _plain_backward(grad, x):
             return execute.packed_backward(grad, x, ctx.key, ctx.interleaved), None, None
-        gradients = GatedBackward.apply(grad, *execute.halves(x, ctx.interleaved), ctx.key)
+        gradients = library.gated_backward(grad, *execute.halves(x, ctx.interleaved), ctx.key)
         joined = torch.stack(gradients, -1).flatten(-2) if ctx.interleaved else torch.cat(gradients, -1)
         return joined, None, None
 
@@ -207,11 +106,8 @@ def packed(x: Tensor, key: str, interleaved: bool) -> Tensor:
 
 def watched(kind: str, key: str, *tensors: Tensor) -> Tensor:
     """The operator where a subclass, mode, transform or tracer must see it."""
-    # torch.func and forward-mode differentiation know only such a Function, not a registered operator.
-    if _functorch() is not None or forward_ad._current_level >= 0:
-        return {"unary": UnaryTransformed, "gated": GatedTransformed}[kind].apply(*tensors, key)
     if any(type(t).__name__ == "DTensor" for t in tensors):
         from polyfma.ops import sharding
 
         sharding.register()
-    return library.OPERATORS[kind](*tensors, key)
+    return library.overload(kind)(*tensors, key)

@@ -8,11 +8,15 @@ results down to 2^-133, where 1 + exp(-x) overflows fp32 and ``rcp`` flushes to 
 take h = exp(-x/2), form d = s (1 + h^2) with s = 2^-64, and multiply by s after the reciprocal. FP16 underflows
 at 2^-25 and needs neither.
 
+SiLU in BF16 and gelu are max(x, 0) - a g(-a), a = |x|: the gate g = sigma or Phi only needs a factor 1/s or 2^12 in its
+exponential, which the last fma takes back.
+
 Tiny x: silu and gelu are x/2 + k x^2 with k > 0. Where x is an odd multiple of the smallest subnormal, x/2 is a
 rounding tie and the square decides it, but fp32 loses the square. A constant far below every other result
 (:data:`_NUDGE`) is added; it makes +-0 positive, so the sign of x is restored at the end.
 
-Constants of polynomials are minimax fits in float64 rounded to fp32; the errors stated are those of the fit.
+Polynomials and rational functions are fitted to the rounding intervals of all inputs, not for the least error, which needs
+far lower degrees; the comments at their constants say how.
 """
 
 from __future__ import annotations
@@ -50,40 +54,59 @@ _EXPONENT_BIAS = 1 - 2.0**-24
 _SCALE_BIAS = 1 - 2.0**-23
 # The same for SiLU in FP16: measured on an H200, where it leaves one misrounded input.
 _SILU_EXPONENT_BIAS_FP16 = 1 + 2.0**-24
+# The factor of SiLU's product with sigma in BF16 that decides the tie at 2^-7 and misrounds nothing (4 and 6 in place of 5 would
+# each leave an input that an error of ex2 and rcp could misround).
+_TIE_BIAS = 1 + 5 * 2.0**-23
 _SCALE = {"bf16": 2.0**-64, "fp16": 1.0}  # s above
 _NUDGE = {"bf16": 2.0**-146, "fp16": 2.0**-46}  # the least that outweighs errors of ex2 and rcp at subnormals
 _LINE_END = 2.0**-5  # beyond it the cubic term is more than ten fp32 ulps
 _SATURATED = 128.0  # exp(-128) = 2^-184.7: zero in both formats, and 1 + exp(128) times s is far from overflow
 
-# tanh(x) = x + x s P(s), s = x^2, for |x| < _TANH_SMALL: relative error 2^-26. Above it, 2 sigma(2x) - 1 cancels
-# less than two bits.
+# tanh(z) = z N(z^2)/D(z^2) for 0 <= z <= _TANH_END[format], where it has rounded to 1, for the caps of _FITTED_CAPS: N and D
+# from a linear programme in which N/D stays inside the rounding interval of every input of tanh, softcap-30 and softcap-50
+# (lo D <= N <= hi D, linear in both; lo and hi drawn in by the errors of fp32). In BF16 the relative error of N/D is 2^-14.9.
+# In FP16 it is 2^-17.3 at the end and 2^-19.5 before; its coefficients were moved by fp32 ulps to misround the fewest inputs.
+_TANH = {
+    "bf16": ((1.00000143, 0.105790593, 0.00078534463), (1.0, 0.439064711, 0.013895195)),
+    "fp16": ((0.99999994, 0.122940943, 0.002246706048, 3.386962589e-06), (1.0, 0.456272572, 0.02100686729, 0.0001356809225)),
+}
+_TANH_END = {"bf16": 3.5, "fp16": 4.75}
+_FITTED_CAPS = (1.0, 30.0, 50.0)
+
+# With other caps tanh(x) = x + x s P(s), s = x^2, for |x| < _TANH_SMALL: relative error 2^-26. Above it, 2 sigma(2x) - 1
+# cancels less than two bits.
 _TANH_SMALL = 0.5
 _TANH_P = (-0.33333148, 0.13325987, -0.05305296, 0.01725701)
 
-# Phi(-a) = exp(-a^2/2) R(a) for 0 <= a <= 14, R = N/D, minimax in relative error: 2^-21.3 and 2^-27.4.
+# Phi(-a) = 2^Q(a) for 0 <= a <= _TAIL_END[format], where gelu(-a) has rounded to zero. Q is from a linear programme in which
+# a 2^Q(a) stays inside the rounding intervals of gelu(-a) and, as a - a 2^Q(a), of gelu(a), for every input a; coefficients
+# were rounded to fp32 one after the other, the programme solved anew for the rest, and those of FP16 then moved by fp32 ulps.
+# These are the least degrees at which no input of BF16 is at risk and at which FP16 misses only what fp32 errs by.
 _TAIL = {
     "bf16": (
-        (0.49999981, 0.36197387, 0.1195332, 0.01704806),
-        (1.0, 1.52181346, 0.95344707, 0.29942266, 0.04273815),
+        -1.0000029, -1.1510829, -0.45908475, -0.053354092, 0.008284393, -0.0009043433,
+        6.438517e-05, -2.6982361e-06, 5.4113485e-08, -2.4656668e-10,
     ),
     "fp16": (
-        (0.5, 0.43725162, 0.18246238, 0.04037275, 0.00407764),
-        (1.0, 1.67238819, 1.19929296, 0.46743056, 0.10120628, 0.010221),
+        -0.9999999, -1.1510998, -0.4592199, -0.052565802, 0.007267321,
+        -0.0003386939, -9.336366e-05, 1.9137153e-05, -1.1455282e-06,
     ),
 }
-_TAIL_END = 14.0  # 14 Phi(-14) = 2^-143
+_TAIL_END = {"bf16": 13.5625, "fp16": 5.7265625}
 
-# gelu'(-a) = exp(-a^2/2) S(a), S = N/D, minimax in relative error with the root of S held: 2^-20.7 and 2^-27.0.
-_SLOPE = {
-    "bf16": (
-        (0.500000297, -0.192996428, -0.442991395, -0.217282563, -0.03821732),
-        (1.0, 1.20980113, 0.54439647, 0.09580366),
-    ),
-    "fp16": (
-        (0.499999996, -0.099782186, -0.469015699, -0.304894064, -0.0872436486, -0.01033135),
-        (1.0, 1.39620428, 0.78999343, 0.21869525, 0.02589668),
-    ),
-}
+# gelu'(-a) = exp(-a^2/2) N(a)/D(a) in BF16, for 0 <= a <= _SLOPE_END[format], where gelu'(-a) has rounded to zero: N and D
+# fitted as in _TANH, to the rounding intervals of gelu'(-a) and of 1 - gelu'(-a).
+_SLOPE = ((0.499997556, -0.31722498, -0.379476994, -0.110695876), (1.0, 0.960972548, 0.276938736))
+# gelu'(-a) = (_SLOPE_ROOT - a) 2^Q(a) in FP16, Q fitted as in _TAIL. (BF16 needs it up to a = 14, where degree 8 misrounds 78 inputs.)
+_SLOPE_ROOT = 0.7517915246935645
+_SLOPE_EXPONENT = (
+    -0.58840454, -0.38319325, -0.5606554, -0.054926183, 0.014958456,
+    -0.0030774819, 0.00043971007, -3.8123868e-05, 1.4885476e-06,
+)
+_SLOPE_END = {"bf16": 14.0, "fp16": 6.0625}
+# In BF16 these exponents are raised by this much, and a later factor takes it back: the powers, wanted down to 2^-138, then
+# stay above what ex2 flushes. (A larger one would cost bits of the exponent at small a.)
+_RAISED = 12
 
 # gelu-tanh(x) = x sigma(x (_CUBIC[0] + _CUBIC[1] x^2)).
 _CUBIC = (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)
@@ -208,7 +231,20 @@ def _sigmoid_slope(lane: _Lane, n: float) -> None:
 
 
 def _softcap(lane: _Lane, cap: float) -> None:
-    """cap tanh(x/cap): x times a polynomial for small x (-0 stays -0), else cap (2 sigma(2x/cap) - 1)."""
+    """cap tanh(x/cap); -0 stays -0."""
+    (_softcap_fitted if cap in _FITTED_CAPS else _softcap_any)(lane, cap)
+
+
+def _softcap_fitted(lane: _Lane, cap: float) -> None:
+    """x N(z^2)/D(z^2), z = x/cap, with x cut off where the function has rounded to cap."""
+    x = lane.op("min.NaN.xorsign.abs.f32", "x", _TANH_END[lane.format] * cap)
+    s = lane.mul(x, x)
+    top, bottom = (lane.horner([c / cap ** (2 * k) for k, c in enumerate(p)], s) for p in _TANH[lane.format])
+    lane.mul(lane.mul(x, top), lane.reciprocal(bottom))
+
+
+def _softcap_any(lane: _Lane, cap: float) -> None:
+    """x times a polynomial for small x, else cap (2 sigma(2x/cap) - 1), which ends at cap itself whatever cap rounds to."""
     folded = 2.0**-10 <= cap <= 2.0**10  # else the powers of 1/cap could leave the range of fp32
     unit = cap if folded else 1.0
     z = "x" if folded else lane.mul("x", 1 / cap)
@@ -229,19 +265,39 @@ def _gate(lane: _Lane, sigma: str, x: str) -> None:
     lane.with_sign_of("x", lane.fma(sigma, x, _NUDGE[lane.format]))
 
 
+def _magnitude(lane: _Lane, end: float) -> str:
+    """|x|, at most ``end``: no infinity meets a zero."""
+    return lane.op("min.NaN.f32", lane.op("abs.f32", "x"), end)
+
+
+def _positive_part(lane: _Lane) -> str:
+    """max(x, 0) with the zero of -0 and of negative x negative: max(+0, -0) is +0."""
+    return lane.op("max.f32", "x", -0.0)
+
+
 def _clamped(lane: _Lane, end: float) -> str:
     """x with its magnitude at most ``end``: no infinity meets a zero."""
     return lane.op("min.NaN.xorsign.abs.f32", "x", end)
 
 
 def _silu(lane: _Lane, beta: float) -> None:
-    x = lane.op("max.NaN.f32", "x", -_SATURATED / beta)
-    bias = _SILU_EXPONENT_BIAS_FP16 if lane.format == "fp16" and beta == 1 else 1.0
-    r = _scaled_logistic(lane, lane.mul(x, _exponent_factor(lane.format) * beta * bias))
-    sigma = _times(lane, r, _unscale(lane.format))
-    if lane.format == "bf16" and _is_power_of_two(beta):
-        sigma = _linear_near_zero(lane, sigma, 0.5, 0.25 * beta, _LINE_END / beta)
-    _gate(lane, sigma, x)
+    """x sigma. BF16: max(x, 0) - a sigma(-beta a), a = |x|, with e = exp(-beta a) held above the subnormals by a factor 1/s.
+
+    At small powers of two fp32 makes the second product a rounding tie; _TIE_BIAS makes it larger, which is right for
+    either sign of x.
+    """
+    if lane.format == "fp16":
+        x = lane.op("max.NaN.f32", "x", -_SATURATED / beta)
+        bias = _SILU_EXPONENT_BIAS_FP16 if beta == 1 else 1.0
+        _gate(lane, _scaled_logistic(lane, lane.mul(x, _exponent_factor(lane.format) * beta * bias)), x)
+        return
+    s = _SCALE[lane.format]
+    a = _magnitude(lane, _SATURATED / beta)
+    e = lane.exp2(lane.fma(a, -_LOG2E * beta, -math.log2(s)))
+    r = lane.reciprocal(lane.fma(e, s, 1.0))
+    tail = lane.fma(lane.mul(a, e), r, -_NUDGE[lane.format] / s)
+    bias = _TIE_BIAS if _is_power_of_two(beta) else 1.0
+    lane.with_sign_of("x", lane.fma(tail, -s * bias, _positive_part(lane)))
 
 
 def _silu_both(lane: _Lane, beta: float) -> tuple[str, str]:
@@ -290,29 +346,38 @@ def _gelu_tanh_slope(lane: _Lane, _: float) -> None:
     _times(lane, lane.mul(r, w), _unscale(lane.format))
 
 
-def _half_gaussian(lane: _Lane) -> tuple[str, str]:
-    """a = |x|, at most _TAIL_END, and h = exp(-a^2/4), whose square would be subnormal."""
-    a = lane.op("min.NaN.f32", lane.op("abs.f32", "x"), _TAIL_END)
-    return a, lane.exp2(lane.mul(lane.mul(a, a), -_LOG2E / 4))
-
-
 def _gelu(lane: _Lane, _: float) -> None:
-    """max(x, 0) - a R(a) h^2."""
-    a, h = _half_gaussian(lane)
-    numerator, denominator = _TAIL[lane.format]
-    top = lane.mul(lane.horner([-c for c in numerator], a), a)
-    tail = lane.fma(lane.mul(top, lane.reciprocal(lane.horner(denominator, a))), h, _NUDGE[lane.format])
-    lane.with_sign_of("x", lane.fma(tail, h, lane.op("max.f32", "x", 0.0)))
+    """max(x, 0) - a Phi(-a), a = |x|.
+
+    FP16 needs no nudge: its subnormals are normal numbers of fp32, where only the tie at 2^-24 is lost.
+    """
+    a = _magnitude(lane, _TAIL_END[lane.format])
+    if lane.format == "fp16":
+        h = lane.exp2(lane.horner(_TAIL["fp16"], a))
+        lane.fma(lane.op("neg.f32", a), h, _positive_part(lane))
+        return
+    h = lane.exp2(lane.horner(_raised(_TAIL["bf16"]), a))
+    tail = lane.fma(a, h, -_NUDGE[lane.format] * 2.0**_RAISED)
+    lane.with_sign_of("x", lane.fma(tail, -(2.0**-_RAISED), _positive_part(lane)))
+
+
+def _raised(exponent: Sequence[float]) -> list[float]:
+    """The polynomial plus _RAISED."""
+    return [exponent[0] + _RAISED, *exponent[1:]]
 
 
 def _gelu_slope(lane: _Lane, _: float) -> None:
-    """v = S(a) h^2 for negative x, 1 - v for the others."""
-    a, h = _half_gaussian(lane)
-    numerator, denominator = _SLOPE[lane.format]
-    ratio = lane.mul(lane.horner(numerator, a), lane.reciprocal(lane.horner(denominator, a)))
-    v = lane.mul(lane.mul(ratio, h), h)
-    negative = lane.op("setp.lt.f32", "x", 0.0)
-    lane.op("selp.f32", v, lane.fma(v, -1.0, 1.0), negative)
+    """v = gelu'(-a), a = |x|, for negative x, 1 - v for the others."""
+    a = _magnitude(lane, _SLOPE_END[lane.format])
+    if lane.format == "fp16":
+        g, h = lane.add(lane.op("neg.f32", a), _SLOPE_ROOT), lane.exp2(lane.horner(_SLOPE_EXPONENT, a))
+    else:
+        numerator, denominator = _SLOPE
+        e = lane.exp2(lane.fma(lane.mul(a, a), -_LOG2E / 2, _RAISED))
+        g = lane.mul(lane.horner([c * 2.0**-_RAISED for c in numerator], a), e)
+        h = lane.reciprocal(lane.horner(denominator, a))
+    v, complement = lane.mul(g, h), lane.fma(lane.op("neg.f32", g), h, 1.0)
+    lane.op("selp.f32", v, complement, lane.op("setp.lt.f32", "x", 0.0))
 
 
 _BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, float], None]]] = {

@@ -53,12 +53,13 @@ def halves(x: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
 
 
 def packed(x: Tensor, key: str, interleaved: bool) -> Tensor:
-    """y = f(gate) * up of [..., 2h] in one tensor; contiguous [..., h]."""
-    y = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
+    """y = f(gate) * up of [..., 2h] in one tensor, in the layout of gate."""
+    gate, up = halves(x, interleaved)
+    y = torch.empty_like(gate)
     if interleaved and x.is_cuda and x.numel():
         run(key, "gated", (_words(x),), (y,), interleaved=True)
     else:
-        run(key, "gated", halves(x, interleaved), (y,))
+        run(key, "gated", (gate, up), (y,))
     return y
 
 

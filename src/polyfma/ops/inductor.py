@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from polyfma.errors import MissingToolError
-from polyfma.ops.library import NAMESPACE, OPERATORS
-from polyfma.ops.operation import architecture_of, operation
+from polyfma.ops.library import overload
+from polyfma.ops.operation import INPUTS, architecture_of, operation
 
 TESTED_TORCH = "2.11, 2.13"
 
@@ -33,9 +33,9 @@ def register() -> None:
         raise MissingToolError(f"torch {torch.__version__} has no Inductor as polyfma knows it; tested: {TESTED_TORCH}") from error
     if not handler_has_asm:
         raise MissingToolError(f"Inductor of torch {torch.__version__} has no inline_asm_elementwise; tested: {TESTED_TORCH}")
-    for kind in OPERATORS:
-        overload = getattr(getattr(torch.ops, NAMESPACE), kind).default
-        register_lowering(overload, type_promotion_kind=None)(_lowering(kind, ir, ops, fallback_handler(overload, add_to_fallback_set=False)))
+    for kind in INPUTS:
+        operator = overload(kind)
+        register_lowering(operator, type_promotion_kind=None)(_lowering(kind, ir, ops, fallback_handler(operator, add_to_fallback_set=False)))
 
 
 def _lowering(kind: str, ir: Any, ops: Any, fallback: Callable[..., Any]) -> Callable[..., Any]:

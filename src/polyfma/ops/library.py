@@ -1,114 +1,167 @@
-"""The operators as torch sees them: ``torch.ops.polyfma`` with fake kernels, gradients and batching rules.
+"""The operators as torch sees them: ``torch.ops.polyfma`` with kernels, fake kernels, gradients and batching rules.
 
-They are what torch.compile, functorch, tensor subclasses and dispatch modes go through. A plain eager call does not
+They are what torch.compile, export, torch.func, tensor subclasses and dispatch modes go through. A plain eager call does not
 (:mod:`polyfma.ops.eager`): the dispatcher in Python costs several times the kernel's launch. ``key`` is a Choice as text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd.function import _SingleLevelFunction
 
+from polyfma.errors import DtypeError, ProgramError
 from polyfma.ops import execute
+from polyfma.ops.choice import parse
+from polyfma.ops.operation import INPUTS, OUTPUTS
+from polyfma.ops.twin import DTYPES
 
 NAMESPACE = "polyfma"
+_library = torch.library.Library(NAMESPACE, "DEF")
+_KERNELS: dict[str, Callable[..., Any]] = {kind: getattr(execute, kind) for kind in INPUTS}
 
 
-@torch.library.custom_op(f"{NAMESPACE}::unary", mutates_args=())
-def unary(x: Tensor, key: str) -> Tensor:
-    return execute.unary(x, key)
+def _checked(kind: str) -> Callable[..., Any]:
+    """The kernel of a kind, for whoever calls the operator with a key of their own."""
+
+    def kernel(*args: Any) -> Any:
+        *tensors, key = args
+        try:
+            wanted = DTYPES[parse(key).format]
+        except (ValueError, KeyError) as error:
+            raise ProgramError(f"{key!r} is no choice of programs; call polyfma.ops.{kind} functions, which make one") from error
+        if any(t.dtype is not wanted for t in tensors) or len({t.shape for t in tensors}) > 1:
+            given = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors)
+            raise DtypeError(f"{NAMESPACE}::{kind} of {key} takes tensors of one shape in {wanted}, not {given}")
+        return _KERNELS[kind](*args)
+
+    return kernel
 
 
-@torch.library.custom_op(f"{NAMESPACE}::unary_backward", mutates_args=())
-def unary_backward(grad: Tensor, x: Tensor, key: str) -> Tensor:
-    return execute.unary_backward(grad, x, key)
+def _fake(kind: str) -> Callable[..., Any]:
+    """Shapes and strides: every output is laid out as the first tensor behind the gradient."""
+
+    def fake(*args: Any) -> Any:
+        like = args[1 if kind.endswith("_backward") else 0]
+        results = tuple(torch.empty_like(like) for _ in OUTPUTS[kind])
+        return results if len(results) > 1 else results[0]
+
+    return fake
 
 
-@torch.library.custom_op(f"{NAMESPACE}::gated", mutates_args=())
-def gated(gate: Tensor, up: Tensor, key: str) -> Tensor:
-    return execute.gated(gate, up, key)
+# -- gradients, reverse and forward -------------------------------------------------------------------------
+# The dispatcher calls these below torch.func's own levels, so a Function of a single level is what is due; and unlike
+# torch.library.register_autograd they do not drop a tangent where no input requires a gradient.
 
 
-@torch.library.custom_op(f"{NAMESPACE}::gated_backward", mutates_args=())
-def gated_backward(grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    return execute.gated_backward(grad, gate, up, key)
+def _below(kind: str, keyset: Any, args: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return overload(kind).redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
-OPERATORS = {"unary": unary, "unary_backward": unary_backward, "gated": gated, "gated_backward": gated_backward}
+class _Forward(_SingleLevelFunction):
+    """y of ``unary`` or ``gated``; the gradient is the backward operator of the saved inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, keyset: Any, key: str, *tensors: Tensor) -> Tensor:
+        ctx.kind, ctx.key = kind, key
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        return _below(kind, keyset, (*tensors, key))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        found = overload(f"{ctx.kind}_backward")(grad, *ctx.saved_tensors, ctx.key)
+        return None, None, None, *(found if isinstance(found, tuple) else (found,))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        """The sum over the inputs of their tangent times the derivative."""
+        parts = []
+        for place, tangent in enumerate(tangents[3:]):
+            if tangent is not None:
+                found = overload(f"{ctx.kind}_backward")(tangent, *ctx.saved_tensors, ctx.key)
+                parts.append(found[place] if isinstance(found, tuple) else found)
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-# -- fake kernels: shapes and strides alone --------------------------------------------------------------
+def _refused(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError("polyfma.ops have no second derivative: the gradient is a program of its own; use torch's function where you need one")
 
 
-@unary.register_fake
-def _(x: Tensor, key: str) -> Tensor:
-    return torch.empty_like(x)
+class _Backward(_SingleLevelFunction):
+    """A gradient that someone may differentiate again: then it says that it cannot be."""
+
+    backward = staticmethod(_refused)
+    jvp = staticmethod(_refused)
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, keyset: Any, key: str, *tensors: Tensor) -> Any:
+        return _below(kind, keyset, (*tensors, key))
 
 
-@unary_backward.register_fake
-def _(grad: Tensor, x: Tensor, key: str) -> Tensor:
-    return torch.empty_like(x)
+def _autograd(kind: str) -> Callable[..., Any]:
+    function: Any = _Backward if kind.endswith("_backward") else _Forward
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        *tensors, key = args
+        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        tangent = _has_tangent(tensors)
+        if tangent and _is_nested_forward():
+            _refused(None)
+        if recorded or tangent:
+            with enable_single_level_autograd_function():
+                return function.apply(kind, keyset, key, *tensors)
+        return _below(kind, keyset, args)
+
+    return kernel
 
 
-@gated.register_fake
-def _(gate: Tensor, up: Tensor, key: str) -> Tensor:
-    return torch.empty_like(gate)
+def _has_tangent(tensors: list[Tensor]) -> bool:
+    """Asked of the tensors: a compiled graph enters forward mode without telling torch.autograd.forward_ad. There is one level."""
+    return any(torch._VF._unpack_dual(t, level=0).tangent is not None for t in tensors)
 
 
-@gated_backward.register_fake
-def _(grad: Tensor, gate: Tensor, up: Tensor, key: str) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(gate), torch.empty_like(gate)
-
-
-# -- gradients. The backward operators have none: torch says so when one is asked for ----------------------
-
-
-def _save_unary(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, ctx.key = inputs
-    ctx.save_for_backward(x)
-
-
-def _unary_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    (x,) = ctx.saved_tensors
-    return unary_backward(grad, x, ctx.key), None
-
-
-def _save_gated(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    gate, up, ctx.key = inputs
-    ctx.save_for_backward(gate, up)
-
-
-def _gated_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    gate, up = ctx.saved_tensors
-    d_gate, d_up = gated_backward(grad, gate, up, ctx.key)
-    return d_gate, d_up, None
-
-
-unary.register_autograd(_unary_gradient, setup_context=_save_unary)
-gated.register_autograd(_gated_gradient, setup_context=_save_gated)
+def _is_nested_forward() -> bool:
+    """Forward mode inside forward mode, whose inner tangents the jvp of a Function would lose."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1
 
 
 # -- vmap: every operator is elementwise, so a batch dimension is one more dimension -----------------------
 
 
-def batched(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
-    """The tensors with the batch dimension first; one without it is expanded."""
-    return [t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, in_dims, strict=False)]  # fmt: skip
-
-
-def _add_batching(name: str) -> None:
-    operator = OPERATORS[name]
-
+def _batched(kind: str) -> Callable[..., Any]:
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         *tensors, key = args
-        result = operator(*batched(info, in_dims, *tensors), key)
+        moved = [t.unsqueeze(0).expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+                 for t, d in zip(tensors, in_dims, strict=False)]  # fmt: skip
+        result = overload(kind)(*moved, key)
         return result, (0, 0) if isinstance(result, tuple) else 0
 
-    operator.register_vmap(rule)
+    return rule
 
 
-for _name in OPERATORS:
-    _add_batching(_name)
+def overload(kind: str) -> Any:
+    """The registered operator."""
+    return getattr(getattr(torch.ops, NAMESPACE), kind).default
+
+
+def _register(kind: str) -> None:
+    arguments = ", ".join([*(f"Tensor {name}" for name in INPUTS[kind]), "str key"])
+    results = ", ".join(["Tensor"] * len(OUTPUTS[kind]))
+    _library.define(f"{kind}({arguments}) -> {results if len(OUTPUTS[kind]) == 1 else f'({results})'}", tags=(torch.Tag.pt2_compliant_tag,))
+    for backend in ("CPU", "CUDA"):
+        _library.impl(kind, _checked(kind), backend)
+    _library.impl(kind, _autograd(kind), "Autograd", with_keyset=True)
+    torch.library.register_fake(f"{NAMESPACE}::{kind}", _fake(kind), lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{kind}", _batched(kind), lib=_library)
+
+
+for _kind in INPUTS:
+    _register(_kind)
+unary, unary_backward, gated, gated_backward = (overload(kind) for kind in INPUTS)

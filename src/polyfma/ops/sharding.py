@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
-
-from polyfma.ops.library import NAMESPACE, OPERATORS
+from polyfma.ops.library import overload
 from polyfma.ops.operation import INPUTS, OUTPUTS
 
 
@@ -18,10 +16,10 @@ def register() -> None:
     from torch.distributed.tensor.experimental import register_sharding
 
     def register_one(kind: str) -> None:
-        @register_sharding(getattr(getattr(torch.ops, NAMESPACE), kind).default)
+        @register_sharding(overload(kind))
         def rule(first: Any, *rest: Any) -> list[tuple[list[Any], list[Any]]]:
             placements = [Replicate(), *(Shard(d) for d in range(len(first.shape)))]
             return [([p] * len(OUTPUTS[kind]), [*[p] * len(INPUTS[kind]), None]) for p in placements]
 
-    for kind in OPERATORS:
+    for kind in INPUTS:
         register_one(kind)

@@ -66,7 +66,8 @@ def _packed(step: Op, operands: list[Tensor]) -> Tensor:
         return torch.where(result.isnan(), canonical, result)
     bits = [o.contiguous().view(torch.int16).numpy().view(np.uint16) for o in operands]
     computed = np.ascontiguousarray(replay_op(step, bits))
-    return torch.from_numpy(computed.view(np.int16)).view(operands[-1].dtype)
+    shape = torch.broadcast_shapes(*(o.shape for o in operands))  # numpy makes one dimension of none
+    return torch.from_numpy(computed.view(np.int16)).view(operands[-1].dtype).view(shape)
 
 
 # -- exact -------------------------------------------------------------------------------------------
@@ -91,14 +92,18 @@ def _run_exact(choice: Choice, kind: str, inputs: Sequence[Tensor]) -> list[Tens
         grad, x = inputs
         return [rounded(grad.double() * at("backward", x), dtype)]
     *grads, gate, up = inputs
-    inside, raised = (gate, up.double()) if choice.limit is None else (gate.clamp(max=choice.limit), up.double().clamp(-choice.limit, choice.limit) + 1)
+    value, slope, raised = at("forward", gate), at("backward", gate), up.double()
+    gate_cut = up_cut = torch.zeros_like(gate, dtype=torch.bool)
+    if choice.limit is not None:  # in fp32, as the kernel has it: the format need not hold the limit
+        limit = float(np.float32(choice.limit))
+        gate_cut, up_cut = gate.double() > limit, up.double().abs() > limit
+        value = value.masked_fill(gate_cut, float(reference(choice.function, "forward", np.array([limit]))[0]))
+        raised = raised.clamp(-limit, limit) + 1
     if kind == "gated":
-        return [rounded(at("forward", inside) * raised, dtype)]
+        return [rounded(value * raised, dtype)]
     grad = grads[0].double()
-    d_gate, d_up = grad * at("backward", inside) * raised, grad * at("forward", inside)
-    if choice.limit is not None:
-        d_gate, d_up = d_gate.masked_fill(gate > choice.limit, 0), d_up.masked_fill(up.abs() > choice.limit, 0)
-    return [rounded(d_gate, dtype), rounded(d_up, dtype)]
+    d_gate, d_up = grad * slope * raised, grad * value
+    return [rounded(d_gate.masked_fill(gate_cut, 0), dtype), rounded(d_up.masked_fill(up_cut, 0), dtype)]
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
