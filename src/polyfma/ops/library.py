@@ -58,8 +58,12 @@ def _fake(kind: str) -> Callable[..., Any]:
 # torch.library.register_autograd they do not drop a tangent where no input requires a gradient.
 
 
-def _below(kind: str, keyset: Any, args: tuple[Any, ...]) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
+def _below(kind: str, keyset: Any, recorded: bool, args: tuple[Any, ...]) -> Any:
+    """The operator below this level of autograd, ``recorded`` by an outer level of torch.func as far as the caller asked for it.
+
+    A Function's forward runs with gradients disabled, in which that level would see nothing to record.
+    """
+    with torch._C._AutoDispatchBelowAutograd(), torch.set_grad_enabled(recorded):
         return overload(kind).redispatch(keyset & torch._C._after_autograd_keyset, *args)
 
 
@@ -67,22 +71,22 @@ class _Forward(_SingleLevelFunction):
     """y of ``unary`` or ``gated``; the gradient is the backward operator of the saved inputs."""
 
     @staticmethod
-    def forward(ctx: Any, kind: str, keyset: Any, key: str, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, kind: str, keyset: Any, recorded: bool, key: str, *tensors: Tensor) -> Tensor:
         ctx.kind, ctx.key = kind, key
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        return _below(kind, keyset, (*tensors, key))
+        return _below(kind, keyset, recorded, (*tensors, key))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         found = overload(f"{ctx.kind}_backward")(grad, *ctx.saved_tensors, ctx.key)
-        return None, None, None, *(found if isinstance(found, tuple) else (found,))
+        return None, None, None, None, *(found if isinstance(found, tuple) else (found,))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         """The sum over the inputs of their tangent times the derivative."""
         parts = []
-        for place, tangent in enumerate(tangents[3:]):
+        for place, tangent in enumerate(tangents[4:]):
             if tangent is not None:
                 found = overload(f"{ctx.kind}_backward")(tangent, *ctx.saved_tensors, ctx.key)
                 parts.append(found[place] if isinstance(found, tuple) else found)
@@ -100,8 +104,8 @@ class _Backward(_SingleLevelFunction):
     jvp = staticmethod(_refused)
 
     @staticmethod
-    def forward(ctx: Any, kind: str, keyset: Any, key: str, *tensors: Tensor) -> Any:
-        return _below(kind, keyset, (*tensors, key))
+    def forward(ctx: Any, kind: str, keyset: Any, recorded: bool, key: str, *tensors: Tensor) -> Any:
+        return _below(kind, keyset, recorded, (*tensors, key))
 
 
 def _autograd(kind: str) -> Callable[..., Any]:
@@ -109,14 +113,14 @@ def _autograd(kind: str) -> Callable[..., Any]:
 
     def kernel(keyset: Any, *args: Any) -> Any:
         *tensors, key = args
-        recorded = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        recorded = torch.is_grad_enabled()
         tangent = _has_tangent(tensors)
         if tangent and _is_nested_forward():
             _refused(None)
-        if recorded or tangent:
+        if tangent or (recorded and any(t.requires_grad for t in tensors)):
             with enable_single_level_autograd_function():
-                return function.apply(kind, keyset, key, *tensors)
-        return _below(kind, keyset, args)
+                return function.apply(kind, keyset, recorded, key, *tensors)
+        return _below(kind, keyset, recorded, args)
 
     return kernel
 
