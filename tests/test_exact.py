@@ -7,7 +7,8 @@ import pytest
 
 import lanes
 import polyfma as pf
-from polyfma.ops.exact import both_steps, reference, steps
+from polyfma.ops.exact import both_steps, steps
+from polyfma.ops.reference import reference
 
 FUNCTIONS = ("sigmoid", "tanh", "silu", "silu-1.702", "gelu", "gelu-tanh", "softcap-50", "softcap-30")
 directions = pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -1,7 +1,7 @@
 """Activations in fp32, accurate enough that one final rounding to the 16-bit format is the correct one.
 
 :func:`steps` gives the straight-line PTX of one lane: ``x`` holds the BF16 or FP16 input widened to fp32, and
-``cvt.rn`` of ``y`` to the same format is the result. :func:`reference` gives the same functions in float64.
+``cvt.rn`` of ``y`` to the same format is the result. :mod:`polyfma.ops.reference` has the same functions in float64.
 
 Every exponential is ``ex2.approx``, every division ``rcp.approx`` (at most one of each in a sequence). BF16 keeps
 results down to 2^-133, where 1 + exp(-x) overflows fp32 and ``rcp`` flushes to zero. The BF16 sequences therefore
@@ -108,8 +108,8 @@ _SLOPE_END = {"bf16": 14.0, "fp16": 6.0625}
 # stay above what ex2 flushes. (A larger one would cost bits of the exponent at small a.)
 _RAISED = 12
 
-# gelu-tanh(x) = x sigma(x (_CUBIC[0] + _CUBIC[1] x^2)).
-_CUBIC = (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)
+# gelu-tanh(x) = x sigma(x (CUBIC[0] + CUBIC[1] x^2)).
+CUBIC = (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)
 _CUBIC_END = 11.0  # sigma = 2^-162 at -11
 
 
@@ -326,7 +326,7 @@ def _cubic_exponent(lane: _Lane, x: str) -> tuple[str, str]:
     """x^2, and the exponent of gelu-tanh's logistic."""
     factor = _exponent_factor(lane.format)
     s = lane.mul(x, x)
-    return s, lane.mul(x, lane.fma(s, _CUBIC[1] * factor, _CUBIC[0] * factor))
+    return s, lane.mul(x, lane.fma(s, CUBIC[1] * factor, CUBIC[0] * factor))
 
 
 def _gelu_tanh(lane: _Lane, _: float) -> None:
@@ -341,7 +341,7 @@ def _gelu_tanh_slope(lane: _Lane, _: float) -> None:
     x = _clamped(lane, _CUBIC_END)
     square, exponent = _cubic_exponent(lane, x)
     r = _scaled_logistic(lane, exponent)
-    rise = lane.mul(x, lane.fma(square, 3 * _CUBIC[1], _CUBIC[0]))
+    rise = lane.mul(x, lane.fma(square, 3 * CUBIC[1], CUBIC[0]))
     w = lane.fma(rise, lane.fma(r, -s, 1.0), 1.0)
     _times(lane, lane.mul(r, w), _unscale(lane.format))
 
@@ -390,7 +390,7 @@ _BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, floa
 }
 
 
-def _resolved(function: str, direction: str) -> tuple[Function, float]:
+def resolved(function: str, direction: str) -> tuple[Function, float]:
     """The function and its parameter, 1 where it has none."""
     target = get_function(function, direction)
     if target.family not in _BUILDERS:
@@ -403,7 +403,7 @@ def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ..
 
     Raises UnknownNameError for a function, direction or format without one.
     """
-    target, parameter = _resolved(function, direction)
+    target, parameter = resolved(function, direction)
     if format not in _SCALE:
         raise UnknownNameError(f"no exact sequences in {format!r}; known: {', '.join(_SCALE)}")
     lane = _Lane(format)
@@ -413,7 +413,7 @@ def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ..
 
 def both_steps(function: str, format: str = "bf16") -> tuple[Step, ...]:
     """One sequence for a gated unit's gradients: register ``value`` is the function, ``slope`` its derivative."""
-    target, parameter = _resolved(function, "forward")
+    target, parameter = resolved(function, "forward")
     lane = _Lane(format)
     if target.family == "silu":
         value, slope = _silu_both(lane, parameter)
@@ -426,84 +426,3 @@ def _last(lane: _Lane, build: Callable[[_Lane, float], None], parameter: float) 
     """The result of a builder."""
     build(lane, parameter)
     return lane.steps[-1].dst
-
-
-# -- float64 -----------------------------------------------------------------------------------------
-
-# 1/sqrt(2) in two parts; a 16-bit format's value times the first is exact in float64.
-_ROOT_HALF = math.floor(math.sqrt(0.5) * 2**40) / 2**40
-_ROOT_HALF_REST = math.sqrt(0.5) - _ROOT_HALF - 4.833646656726457e-17
-_CDF_END = 38.0  # Phi(-38) is a float64 subnormal
-_erfc = np.frompyfunc(math.erfc, 1, 1)
-
-
-def _logistic64(x: Values) -> Values:
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1.0, e) / (1 + e))
-
-
-def _bell64(x: Values) -> Values:
-    """sigma(x) sigma(-x)."""
-    e = np.exp(-np.abs(x))
-    return np.asarray(e / (1 + e) ** 2)
-
-
-def _cdf64(x: Values) -> Values:
-    """Phi(x) for |x| <= _CDF_END. What rounding the argument of erfc loses comes back through the derivative."""
-    head = -x * _ROOT_HALF
-    z = head - x * _ROOT_HALF_REST
-    lost = (head - z) - x * _ROOT_HALF_REST
-    return np.asarray(np.asarray(_erfc(z), np.float64) / 2 - lost * np.exp(-z * z) / math.sqrt(math.pi))
-
-
-def _gated64(gate: Values, x: Values) -> Values:
-    """x gate. Where float64 no longer tells the gate from 1/2, the value just above the tie x/2."""
-    y = np.where((np.abs(x) < 2.0**-60) & (x != 0), np.nextafter(x / 2, np.inf), x * gate)
-    return np.where(np.isneginf(x), -0.0, y)
-
-
-def _gate_slope64(v: Values, rise: Values) -> Values:
-    """sigma(v) (1 + rise sigma(-v))."""
-    return np.asarray(_logistic64(v) * (1 + np.clip(rise, -1e120, 1e120) * _logistic64(-v)))
-
-
-def _gelu64(x: Values, _: float) -> Values:
-    return _gated64(_cdf64(np.clip(x, -_CDF_END, _CDF_END)), x)
-
-
-def _gelu_slope64(x: Values, _: float) -> Values:
-    a = np.clip(x, -_CDF_END, _CDF_END)
-    return np.asarray(_cdf64(a) + a * np.exp(-a * a / 2) / math.sqrt(2 * math.pi))
-
-
-def _cubic64(x: Values) -> Values:
-    return x * (_CUBIC[0] + _CUBIC[1] * x * x)
-
-
-def _cubic_rise64(x: Values) -> Values:
-    return x * (_CUBIC[0] + 3 * _CUBIC[1] * x * x)
-
-
-_REFERENCES: dict[str, tuple[Callable[[Values, float], Values], Callable[[Values, float], Values]]] = {
-    "sigmoid": (lambda x, n: _logistic64(x) / n, lambda x, n: _bell64(x) / n),
-    "tanh": (lambda x, _: np.tanh(x), lambda x, _: 4 * _bell64(2 * x)),
-    "softcap": (lambda x, cap: cap * np.tanh(x / cap), lambda x, cap: 4 * _bell64(2 * x / cap)),
-    "silu": (lambda x, b: _gated64(_logistic64(b * x), x), lambda x, b: _gate_slope64(b * x, b * x)),
-    "gelu": (_gelu64, _gelu_slope64),
-    "gelu-tanh": (
-        lambda x, _: _gated64(_logistic64(_cubic64(x)), x),
-        lambda x, _: _gate_slope64(_cubic64(x), _cubic_rise64(x)),
-    ),
-}
-
-
-def reference(function: str, direction: str, x: Values) -> Values:
-    """The function in float64 at the values of a 16-bit format; limits at the infinities.
-
-    The relative error is a few ulps, times |log y| in the far tails, and more only beside the roots of derivatives.
-    One rounding to the format gives the correctly rounded result, ties included.
-    """
-    target, parameter = _resolved(function, direction)
-    with np.errstate(all="ignore"):
-        y = _REFERENCES[target.family][direction == "backward"](x, parameter)
-    return np.where(np.isneginf(x), 0.0, y) if direction == "backward" else y

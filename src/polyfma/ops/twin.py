@@ -16,9 +16,9 @@ from torch import Tensor
 
 from polyfma.formats import get_format
 from polyfma.ops.choice import Choice
-from polyfma.ops.exact import reference
 from polyfma.ops.fused import Call, Fused
 from polyfma.ops.operation import Operation
+from polyfma.ops.reference import reference
 from polyfma.program import Op, Program
 from polyfma.replay import replay, replay_op
 
