@@ -26,13 +26,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyfma.errors import UnknownNameError
 from polyfma.functions import Function, get_function
 
 Operand = str | float
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
