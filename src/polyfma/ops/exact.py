@@ -92,18 +92,32 @@ _TAIL = {
 }
 _TAIL_END = {"bf16": 13.5625, "fp16": 5.7265625}
 
-# gelu'(-a) = exp(-a^2/2) N(a)/D(a) in BF16, for 0 <= a <= _SLOPE_END[format], where gelu'(-a) has rounded to zero: N and D
-# fitted as in _TANH, to the rounding intervals of gelu'(-a) and of 1 - gelu'(-a).
-_SLOPE = ((0.499997556, -0.31722498, -0.379476994, -0.110695876), (1.0, 0.960972548, 0.276938736))
-# gelu'(-a) = (_SLOPE_ROOT - a) 2^Q(a) in FP16, Q fitted as in _TAIL. (BF16 needs it up to a = 14, where degree 8 misrounds 78 inputs.)
-_SLOPE_ROOT = 0.7517915246935645
-_SLOPE_EXPONENT = (
-    -0.58840454, -0.38319325, -0.5606554, -0.054926183, 0.014958456,
-    -0.0030774819, 0.00043971007, -3.8123868e-05, 1.4885476e-06,
-)
-_SLOPE_END = {"bf16": 14.0, "fp16": 6.0625}
-# In BF16 these exponents are raised by this much, and a later factor takes it back: the powers, wanted down to 2^-138, then
-# stay above what ex2 flushes. (A larger one would cost bits of the exponent at small a.)
+# Phi(-a) = exp(-a^2/2) R(a) for 0 <= a <= 14, R = N/D, minimax in relative error: 2^-21.3 and 2^-27.4.
+_WIDE = {
+    "bf16": (
+        (0.49999981, 0.36197387, 0.1195332, 0.01704806),
+        (1.0, 1.52181346, 0.95344707, 0.29942266, 0.04273815),
+    ),
+    "fp16": (
+        (0.5, 0.43725162, 0.18246238, 0.04037275, 0.00407764),
+        (1.0, 1.67238819, 1.19929296, 0.46743056, 0.10120628, 0.010221),
+    ),
+}
+_WIDE_END = 14.0  # 14 Phi(-14) = 2^-143
+
+# gelu'(-a) = exp(-a^2/2) S(a), S = N/D, minimax in relative error with the root of S held: 2^-20.7 and 2^-27.0.
+_SLOPE = {
+    "bf16": (
+        (0.500000297, -0.192996428, -0.442991395, -0.217282563, -0.03821732),
+        (1.0, 1.20980113, 0.54439647, 0.09580366),
+    ),
+    "fp16": (
+        (0.499999996, -0.099782186, -0.469015699, -0.304894064, -0.0872436486, -0.01033135),
+        (1.0, 1.39620428, 0.78999343, 0.21869525, 0.02589668),
+    ),
+}
+# In BF16 the exponent of _TAIL is raised by this much, and a later factor takes it back: the powers, wanted down to 2^-138,
+# then stay above what ex2 flushes. (A larger one would cost bits of the exponent at small a.)
 _RAISED = 12
 
 # gelu-tanh(x) = x sigma(x (CUBIC[0] + CUBIC[1] x^2)).
@@ -364,18 +378,29 @@ def _raised(exponent: Sequence[float]) -> list[float]:
     return [exponent[0] + _RAISED, *exponent[1:]]
 
 
+def _half_gaussian(lane: _Lane) -> tuple[str, str]:
+    """a = |x|, at most _WIDE_END, and h = exp(-a^2/4), whose square would be subnormal."""
+    a = lane.op("min.NaN.f32", lane.op("abs.f32", "x"), _WIDE_END)
+    return a, lane.exp2(lane.mul(lane.mul(a, a), -_LOG2E / 4))
+
+
+def _gelu_wide(lane: _Lane, _: float) -> None:
+    """max(x, 0) - a R(a) h^2: accurate as an fp32 number down to where BF16 ends, in both formats, for products."""
+    a, h = _half_gaussian(lane)
+    numerator, denominator = _WIDE[lane.format]
+    top = lane.mul(lane.horner([-c for c in numerator], a), a)
+    tail = lane.fma(lane.mul(top, lane.reciprocal(lane.horner(denominator, a))), h, _NUDGE[lane.format])
+    lane.with_sign_of("x", lane.fma(tail, h, lane.op("max.f32", "x", 0.0)))
+
+
 def _gelu_slope(lane: _Lane, _: float) -> None:
-    """v = gelu'(-a), a = |x|, for negative x, 1 - v for the others."""
-    a = _magnitude(lane, _SLOPE_END[lane.format])
-    if lane.format == "fp16":
-        g, h = lane.add(lane.op("neg.f32", a), _SLOPE_ROOT), lane.exp2(lane.horner(_SLOPE_EXPONENT, a))
-    else:
-        numerator, denominator = _SLOPE
-        e = lane.exp2(lane.fma(lane.mul(a, a), -_LOG2E / 2, _RAISED))
-        g = lane.mul(lane.horner([c * 2.0**-_RAISED for c in numerator], a), e)
-        h = lane.reciprocal(lane.horner(denominator, a))
-    v, complement = lane.mul(g, h), lane.fma(lane.op("neg.f32", g), h, 1.0)
-    lane.op("selp.f32", v, complement, lane.op("setp.lt.f32", "x", 0.0))
+    """v = S(a) h^2 for negative x, 1 - v for the others."""
+    a, h = _half_gaussian(lane)
+    numerator, denominator = _SLOPE[lane.format]
+    ratio = lane.mul(lane.horner(numerator, a), lane.reciprocal(lane.horner(denominator, a)))
+    v = lane.mul(lane.mul(ratio, h), h)
+    negative = lane.op("setp.lt.f32", "x", 0.0)
+    lane.op("selp.f32", v, lane.fma(v, -1.0, 1.0), negative)
 
 
 _BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, float], None]]] = {
@@ -388,6 +413,11 @@ _BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, floa
 }
 
 
+# For a value that is multiplied before it is rounded: the short GELU is fitted to rounding intervals alone, and ends where its own
+# format does.
+_BUILDERS_OF_FACTORS = {"gelu": _gelu_wide}
+
+
 def resolved(function: str, direction: str) -> tuple[Function, float]:
     """The function and its parameter, 1 where it has none."""
     target = get_function(function, direction)
@@ -396,8 +426,8 @@ def resolved(function: str, direction: str) -> tuple[Function, float]:
     return target, float(target.parameter or 1)
 
 
-def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ...]:
-    """The sequence of one lane, from register ``x`` to register ``y``.
+def steps(function: str, direction: str, format: str = "bf16", *, factor: bool = False) -> tuple[Step, ...]:
+    """The sequence of one lane, from register ``x`` to register ``y``; ``factor``: y is multiplied before it is rounded.
 
     Raises UnknownNameError for a function, direction or format without one.
     """
@@ -405,7 +435,10 @@ def steps(function: str, direction: str, format: str = "bf16") -> tuple[Step, ..
     if format not in _SCALE:
         raise UnknownNameError(f"no exact sequences in {format!r}; known: {', '.join(_SCALE)}")
     lane = _Lane(format)
-    _BUILDERS[target.family][direction == "backward"](lane, parameter)
+    forward, backward = _BUILDERS[target.family]
+    if factor:
+        forward = _BUILDERS_OF_FACTORS.get(target.family, forward)
+    (forward if direction == "forward" else backward)(lane, parameter)
     return lane.finished()
 
 
@@ -416,7 +449,9 @@ def both_steps(function: str, format: str = "bf16") -> tuple[Step, ...]:
     if target.family == "silu":
         value, slope = _silu_both(lane, parameter)
     else:
-        value, slope = (_last(lane, build, parameter) for build in _BUILDERS[target.family])
+        forward, backward = _BUILDERS[target.family]
+        forward = _BUILDERS_OF_FACTORS.get(target.family, forward)
+        value, slope = _last(lane, forward, parameter), _last(lane, backward, parameter)
     return lane.named({value: "value", slope: "slope"})
 
 

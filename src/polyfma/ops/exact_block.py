@@ -74,7 +74,8 @@ def _cut(limit: float | None) -> list[Step]:
 
 def _call(choice: Choice, direction: str, source: str, result: str) -> list[Step]:
     """The function's sequence with its registers behind the result's name."""
-    return _renamed(steps(choice.function, direction, choice.format), {"x": source, "y": result}, result)
+    sequence = steps(choice.function, direction, choice.format, factor=result != "y")
+    return _renamed(sequence, {"x": source, "y": result}, result)
 
 
 def _renamed(sequence: Sequence[Step], names: dict[str, str], prefix: str) -> list[Step]:

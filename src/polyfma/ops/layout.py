@@ -84,4 +84,4 @@ def _walkable(dims: list[tuple[int, tuple[int, ...]]]) -> bool:
 
 
 def _reordered(tensor: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like).copy_(tensor)
+    return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
