@@ -83,7 +83,8 @@ def test_factors_are_accurate_beyond_the_format(function, fmt) -> None:
         with np.errstate(all="ignore"):
             exact = reference(function, direction, x)
             error = np.abs(y - exact)
-        assert (error <= np.maximum(2.0**-12 * np.abs(exact), unseen)).all()
+        root = np.where((direction == "backward") & (np.abs(x) < 2), 2.0**-26, 0.0)  # a derivative's, where only fp32's own error is left
+        assert (error <= np.maximum.reduce([2.0**-12 * np.abs(exact), np.full(x.shape, unseen), root])).all()
         ordinary = np.abs(exact) > 1e-3
         assert np.median(error[ordinary] / np.abs(exact[ordinary])) < 2.0**-20
 
