@@ -83,10 +83,8 @@ TILING = (2048, 8)  # elements of a tile and its warps: one 16-byte vector a thr
 
 @lru_cache(maxsize=1024)
 def tiling(key: str, kind: str) -> tuple[int, int]:
-    """Elements of a tile, and the warps that share it. The long exact sequences gain from two vectors a thread."""
-    if operation(key, kind).fused is not None:
-        return TILING
-    return (2048, 4) if kind == "unary" else (1024, 4)
+    """Elements of a tile, and the warps that share it. The long exact sequences gain from smaller blocks."""
+    return TILING if operation(key, kind).fused is not None else (1024, 4)
 
 
 @lru_cache(maxsize=64)
