@@ -34,9 +34,9 @@ def _checked(kind: str) -> Callable[..., Any]:
             wanted = DTYPES[parse(key).format]
         except (ValueError, KeyError) as error:
             raise ProgramError(f"{key!r} is no choice of programs; call polyfma.ops.{kind} functions, which make one") from error
-        if any(t.dtype is not wanted for t in tensors) or len({t.shape for t in tensors}) > 1:
-            given = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors)
-            raise DtypeError(f"{NAMESPACE}::{kind} of {key} takes tensors of one shape in {wanted}, not {given}")
+        if any(t.dtype is not wanted for t in tensors) or len({(t.shape, t.device) for t in tensors}) > 1:
+            given = ", ".join(f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in tensors)
+            raise DtypeError(f"{NAMESPACE}::{kind} of {key} takes tensors of one shape and device in {wanted}, not {given}")
         return _KERNELS[kind](*args)
 
     return kernel
