@@ -22,11 +22,10 @@ import torch
 from polyfma import ops
 from polyfma.bench.result import machine
 from polyfma.files import write_text
+from polyfma.ops.dtypes import DTYPES
 
 TESTS = ("test_ops.py", "test_ops_torch.py", "test_ops_kernels.py")
 
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def misrounded() -> dict[str, dict[str, dict[str, int]]]:
@@ -54,7 +53,7 @@ def _theirs_tanh(x: torch.Tensor) -> torch.Tensor:
 
 
 def _both(function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Value and derivative of every input, on the CPU."""
+    """Value and derivative of every input, where it lies; the results on the CPU."""
     leaf = x.clone().requires_grad_()
     y = function(leaf)
     y.backward(torch.ones_like(y))

@@ -192,14 +192,31 @@ def isolated_table(elements: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def exact_cost_table() -> str:
+    """Exact over polynomial, by size, for values and gradients."""
+    rows = [t for t in timed("isolated") if t.where == "graph"]
+    names = list(dict.fromkeys((t.function, t.direction) for t in rows))
+    lines = ["| | " + " | ".join(f"{f}{chr(39) if d == 'backward' else ''}" for f, d in names) + " |", "|---" * (1 + len(names)) + "|"]
+    for dtype in ("bf16", "fp16"):
+        for elements in (isolated.L2, isolated.HBM):
+            cells = []
+            for function, direction in names:
+                case = {"function": function, "direction": direction, "dtype": dtype, "elements": elements, "where": "graph"}
+                times = [next(t.median_us for t in rows if t.arm == arm and all(getattr(t, k) == v for k, v in case.items())) for arm in ("exact", "polynomial")]
+                cells.append(f"{100 * (times[0] / times[1] - 1):.1f}")
+            lines.append(f"| {dtype}, {elements:,} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def component_table() -> str:
     """SwiGLU and SiLU of a model's block: us, and torch's time over each arm's."""
     rows = [(t, speed) for t, _, speed in comparisons(timed("component")) if "zero rows" not in t.arm]
     arms = list(dict.fromkeys(t.arm for t, _ in rows if t.arm != "cuda memcpy"))
     lines = ["| case | timed | " + " | ".join(arms) + " |", "|---" * (2 + len(arms)) + "|"]
     for case in dict.fromkeys((t.case, t.function, t.direction, t.where) for t, _ in rows):
-        found = {t.arm: t.median_us for t, _ in rows if (t.case, t.function, t.direction, t.where) == case}
-        cells = [f"{found[a]:.1f}" if a in found else "-" for a in arms]
+        found = {t.arm: t for t, _ in rows if (t.case, t.function, t.direction, t.where) == case}
+        spread = {a: f" ({min(t.rounds_us):.0f} .. {max(t.rounds_us):.0f})" if t.where == "autograd" else "" for a, t in found.items()}
+        cells = [f"{found[a].median_us:.1f}{spread[a]}" if a in found else "-" for a in arms]
         lines.append(f"| {case[0]} {case[1]} {case[2]} | {case[3]} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -249,6 +266,7 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "operators": operators_table,
         "isolated-l2": lambda: isolated_table(isolated.L2),
         "isolated-hbm": lambda: isolated_table(isolated.HBM),
+        "exact-cost": exact_cost_table,
         "component": component_table,
         "zero-rows": zero_rows_table,
         "host": host_table,

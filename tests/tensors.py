@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import polyfma as pf
+from polyfma.ops.dtypes import DTYPES
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 UNARY = {
     "sigmoid": pf.ops.sigmoid,

@@ -299,8 +299,8 @@ def test_mixed_inputs_are_refused(device) -> None:
     for call, message in ((lambda: pf.ops.swiglu(x, x.half()), "give both one dtype"), (lambda: pf.ops.swiglu(x, x[:2]), "must be equal"),
                           (lambda: pf.ops.swiglu(x[:3]), "must be even"), (lambda: pf.ops.swiglu(x[0]), "must be even"),
                           (lambda: pf.ops.swiglu(x, x, interleaved=True), "one packed tensor"), (lambda: pf.ops.silu([1.0]), "not list"),
-                          (lambda: pf.ops.softcap(x, 0.0), "from 1e-06 to"), (lambda: pf.ops.softcap(x, "50"), "from 1e-06 to"),
-                          (lambda: pf.ops.clamped_swiglu(x, limit=-1.0), "from 1e-06 to"), (lambda: pf.ops.softcap(x, 10**400), "from 1e-06 to"), (lambda: pf.ops.gelu(x, approximate="erf"), "'none'"),
+                          (lambda: pf.ops.softcap(x, 0.0), "from 0.01 to"), (lambda: pf.ops.softcap(x, "50"), "from 0.01 to"),
+                          (lambda: pf.ops.clamped_swiglu(x, limit=-1.0), "from 0.01 to"), (lambda: pf.ops.softcap(x, 10**400), "from 0.01 to"), (lambda: pf.ops.gelu(x, approximate="erf"), "'none'"),
                           (lambda: pf.ops.swiglu(x, x.to("meta")), "must be on one device")):  # fmt: skip
         with pytest.raises(pf.PolyfmaError, match=message):
             call()
@@ -468,6 +468,22 @@ def test_a_program_file_is_read_at_every_call(device, tmp_path, monkeypatch) -> 
             assert_bits(to_bits(pf.ops.silu(x, program=name)), pf.replay(given, np.arange(65536, dtype=np.uint16)))
     (tmp_path / "p#1.json").write_text(other.to_json())
     assert_bits(to_bits(pf.ops.silu(x, program="p#1.json")), pf.replay(other, np.arange(65536, dtype=np.uint16)))
+
+
+def test_softcaps_take_programs_of_another_cap(device) -> None:
+    """By name or as a Program; and where FP16 cannot hold the scale of a cap, the default gradient is exact."""
+    x = torch.randn(64, dtype=torch.bfloat16, device=device) * 30
+    given = pf.fold(pf.load("softcap-50.forward.bf16.d6"), input_scale=50 / 30, output_scale=30 / 50)
+    want = pf.replay(given, to_bits(x))
+    for program in ("softcap-50.forward.bf16.d6", pf.load("softcap-50.forward.bf16.d6")):
+        assert_bits(to_bits(pf.ops.softcap(x, 30.0, program=program)), want)
+    half = x.half().requires_grad_()
+    default = pf.ops.softcap(half, 30.0)
+    assert_bits(to_bits(default), to_bits(pf.ops.softcap(half, 30.0, program="softcap-50.forward.bf16.fp32-fused-odd-limited-d7")))
+    pf.ops.softcap(half, 30000.0).backward(torch.ones_like(half))
+    assert (half.grad == 1).all()
+    with pytest.raises(pf.ProgramError, match="this call needs softcap-30 forward in fp16"):
+        pf.ops.softcap(half, 30.0, program="softcap-50.forward.bf16.d6")
 
 
 def test_numbers_of_any_kind_and_alpha_of_one(device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from types import FunctionType
@@ -15,13 +16,13 @@ from polyfma import catalog, ops
 from polyfma.bench.timing import Call
 from polyfma.ops import execute
 from polyfma.ops.choice import EXACT, Choice, choose, parse
+from polyfma.ops.dtypes import FORMATS
 from polyfma.ops.launch import compile_asm, launch, load
 from polyfma.ops.operation import TILING
 
-FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 FUNCTIONS = ("sigmoid", "tanh", "silu", "gelu")
 _aten: Any = torch.ops.aten
-# Every arm reads the same tensors and writes the same one: where a buffer lies in the L2 cache changes its speed by some percent.
+# Every arm of a unary operator reads the same tensors and writes the same one: where a buffer lies in the L2 cache changes its speed by some percent.
 FORWARD: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sigmoid": lambda x, out: _aten.sigmoid.out(x, out=out),
     "tanh": lambda x, out: _aten.tanh.out(x, out=out),
@@ -76,11 +77,11 @@ def floor(inputs: list[Tensor], outputs: list[Tensor]) -> Call:
 def polyfma_key(function: str, fmt: str, program: str | None, direction: str) -> str | None:
     """The key of a choice; None where the catalogue has no such program for the direction."""
     if direction == "backward" and program not in (None, EXACT):
-        name = program if program and program.startswith(f"{function}.") else f"{function}.backward.{fmt}.{program}"
+        name = f"{function}.backward.{fmt}.{program}"
         return choose(function, fmt, backward=name).key if name in catalog.programs() else None
     if program == "hardware" and f"{function}.forward.{fmt}.hardware" not in catalog.programs():
         return None
-    if program and program.startswith("d"):
+    if program and re.fullmatch(r"d\d+", program):
         program = f"{function}.forward.{fmt}.{program}"
     return choose(function, fmt, program).key
 
@@ -121,7 +122,7 @@ def swiglu_arms(direction: str, gate: Tensor, up: Tensor, grad: Tensor, programs
     outputs = [torch.empty_like(gate) for _ in range(1 if direction == "forward" else 2)]
     inputs = [gate, up] if direction == "forward" else [grad, gate, up]
 
-    native: Any = _silu_times if direction == "forward" else _silu_times_backward
+    native: Any = _silu_times if direction == "forward" else partial(_silu_times_backward, value=F.silu(gate))
     into: Any = _silu_times_into if direction == "forward" else _silu_times_backward_into
     arms: dict[str, Call] = {"copy kernel": floor(inputs, outputs), "torch": partial(native, *inputs)}
     arms |= {arm: partial(call, *inputs, *outputs) for arm, call in _compiled(into).items()}
@@ -138,8 +139,8 @@ def swiglu_arms(direction: str, gate: Tensor, up: Tensor, grad: Tensor, programs
 def _compiled(function: FunctionType) -> dict[str, Callable[..., object]]:
     """torch.compile of the function three times over, as if in three processes.
 
-    Its autotuner picks a launch configuration from a few noisy timings, and what it picks changes the speed of this kernel by a
-    third from run to run: one compilation would be one draw.
+    Its autotuner picks a launch configuration from a few noisy timings, and what it picks changes the speed of such a kernel by a
+    tenth and more: one compilation would be one draw.
     """
     draws: dict[str, Callable[..., object]] = {}
     for number in range(3):  # another code object is another function to the compiler
@@ -173,8 +174,9 @@ def _silu_times(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _silu_times_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return _aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+def _silu_times_backward(grad: Tensor, gate: Tensor, up: Tensor, value: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Both gradients; eager torch has the value of silu saved, a compiled kernel computes it again."""
+    return _aten.silu_backward(grad * up, gate), grad * (F.silu(gate) if value is None else value)
 
 
 def _silu_times_into(gate: Tensor, up: Tensor, out: Tensor) -> None:

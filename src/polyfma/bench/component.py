@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfma.bench.arms import swiglu_arms, swiglu_autograd_arms, unary_arms
 from polyfma.bench.result import COPIES, Measurement, Timing
-from polyfma.bench.timing import Call, eager_rounds, graph_rounds, need_gpu
+from polyfma.bench.timing import GRAPH_PROTOCOL, Call, EagerProtocol, eager_rounds, graph_rounds, need_gpu
 from polyfma.errors import UnknownNameError
 from polyfma.ops import execute
 from polyfma.ops.choice import choose
@@ -23,10 +23,11 @@ from polyfma.ops.choice import choose
 CASES = {"b1": (4096, 14336), "b4": (24576, 1280)}
 ZERO_ROWS = (0.0, 0.5, 0.75)
 PROGRAMS: dict[str, str | None] = {"polynomial": None, "d3": "d3", "exact": "exact", "hardware": "hardware"}
+EAGER, AUTOGRAD = EagerProtocol(warmups=25, rounds=5, calls=100), EagerProtocol(warmups=25, rounds=9, calls=100)
 PROTOCOL = {
-    "graph": "CUDA graph of about 2 ms of calls, 9 rounds of all arms after one that warms up, every other round in reverse order; us a call",
-    "eager": "25 warm-up calls of each path, 5 rounds of 100 event-timed calls, order alternating; us a call",
-    "autograd": "as eager, of torch.autograd.grad through each arm's own forward pass",
+    "graph": GRAPH_PROTOCOL,
+    "eager": str(EAGER),
+    "autograd": f"torch.autograd.grad through each arm's own forward pass: {AUTOGRAD}",
     "data": "standard normal times 3; zero rows: that fraction of the rows of every input is 0",
 }
 
@@ -72,12 +73,12 @@ def _measure_case(case: str, direction: str, measurement: Measurement) -> None:
 
         measurement.timings += [timing(arm, "graph", rounds) for arm, rounds in graph_rounds(arms).items()]
         calls = {arm: call for arm, call in arms.items() if arm not in COPIES}
-        measurement.timings += [timing(arm, "eager", rounds) for arm, rounds in eager_rounds(calls, 25, 5, 100).items()]
+        measurement.timings += [timing(arm, "eager", rounds) for arm, rounds in eager_rounds(calls, EAGER).items()]
 
     forward = direction == "forward"
     add("swiglu", *swiglu_arms(direction, gate, up, grad, PROGRAMS), tensors=3 if forward else 5)
     if not forward:
-        rounds = eager_rounds(swiglu_autograd_arms(gate, up, grad), 25, 5, 100)
+        rounds = eager_rounds(swiglu_autograd_arms(gate, up, grad), AUTOGRAD)
         measurement.timings += [Timing(case, "swiglu", direction, "bf16", elements, arm, "autograd", r, bytes=10 * elements) for arm, r in rounds.items()]
     if case == "b1":
         programs = PROGRAMS if forward else {k: v for k, v in PROGRAMS.items() if k != "hardware"}

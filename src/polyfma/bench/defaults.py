@@ -1,7 +1,7 @@
 """Which programs the operators run by default: measured, then chosen by one rule.
 
-Every program that may be a default (exact tails, NaN, limits) is timed against the best copy of the same traffic at L2 and
-HBM size. The default of a function, direction and dtype is the most accurate one (least error weighted by
+Of the programs that may be a default (exact tails, NaN, limits) the four most accurate are timed against the best copy of the same
+traffic at L2 and HBM size. The default of a function, direction and dtype is the most accurate one (least error weighted by
 1/max(1, |f|/2), then fewest instructions) that ran within 1.04 of the copy at 4,194,304 elements and 1.01 at 268,435,456; where none
 did, the nearest to the copy.
 """
@@ -17,15 +17,16 @@ from typing import Any
 
 import torch
 
-from polyfma.bench.arms import FORMATS, floor
-from polyfma.bench.isolated import DTYPES, HBM, L2
-from polyfma.bench.isolated import PROTOCOL as GRAPH_PROTOCOL
+from polyfma.bench.arms import floor
+from polyfma.bench.isolated import HBM, L2
+from polyfma.bench.isolated import PROTOCOL as ISOLATED
 from polyfma.bench.result import COPIES, Measurement, Timing, find
 from polyfma.bench.timing import Call, graph_rounds, need_gpu
 from polyfma.catalog import load
 from polyfma.files import write_text
 from polyfma.ops import execute
 from polyfma.ops.choice import EXACT, Choice, adapted, register
+from polyfma.ops.dtypes import DTYPES, FORMATS
 from polyfma.pareto import Entry, candidates_for
 
 LIMITS = {L2: 1.04, HBM: 1.01}
@@ -47,7 +48,7 @@ def candidates(function: str, fmt: str, direction: str) -> list[Entry]:
         base = "softcap-50" if fmt == "bf16" else "tanh"
     found = sorted(candidates_for(base, direction, fmt, True), key=lambda e: (e.error, e.instructions, e.name))
     distinct: dict[tuple[float, int], Entry] = {}
-    for e in found:  # the same program under several names is timed once
+    for e in found:  # of several with one error and length, mostly one program under several names, the first
         distinct.setdefault((e.error, e.instructions), e)
     return list(distinct.values())[:4]
 
@@ -55,7 +56,7 @@ def candidates(function: str, fmt: str, direction: str) -> list[Entry]:
 def measure(progress: Callable[..., None] = lambda *_: None) -> Measurement:
     """The four most accurate candidates of every function, direction and dtype beside the copy."""
     need_gpu()
-    measurement = Measurement("programs", GRAPH_PROTOCOL)
+    measurement = Measurement("programs", {name: ISOLATED[name] for name in ("graph", "data")})
     cases = [(t, n, f, d) for t in DTYPES for n in LIMITS for f in FUNCTIONS for d in ("forward", "backward")]
     for done, (dtype, elements, function, direction) in enumerate(cases):
         progress(done, len(cases), f"{function} {direction} {dtype} {elements:,}")

@@ -13,18 +13,19 @@ import torch
 
 from polyfma.bench.arms import FUNCTIONS, unary_arms
 from polyfma.bench.result import Measurement, Timing
-from polyfma.bench.timing import Call, eager_rounds, graph_rounds, need_gpu
+from polyfma.bench.timing import GRAPH_PROTOCOL, Call, EagerProtocol, eager_rounds, graph_rounds, need_gpu
 from polyfma.errors import PolyfmaError, UnknownNameError
+from polyfma.ops.dtypes import DTYPES
 
 L2, HBM = 4_194_304, 268_435_456
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PROGRAMS: dict[str, str | None] = {"polynomial": None, "exact": "exact", "hardware": "hardware"}
 # Table 3: (published row, function, direction, degree of the program)
 TABLE3 = (("sigmoid_fwd_d3", "sigmoid", "forward", 3), ("tanh_fwd_d4", "tanh", "forward", 4), ("silu_fwd_d3", "silu", "forward", 3),
           ("gelu_fwd_d5", "gelu", "forward", 5), ("sigmoid_bwd_d4", "sigmoid", "backward", 4), ("tanh_bwd_d4", "tanh", "backward", 4))  # fmt: skip
+EAGER = EagerProtocol(warmups=1000, rounds=9, calls=1000)
 PROTOCOL = {
-    "graph": "CUDA graph of about 2 ms of calls, 9 rounds of all arms after one that warms up, every other round in reverse order; us a call",
-    "eager": "1,000 warm-up calls of each path, 9 rounds of 1,000 event-timed calls, order alternating; us a call",
+    "graph": GRAPH_PROTOCOL,
+    "eager": str(EAGER),
     "data": "standard normal times 3, one buffer a tensor",
 }
 
@@ -73,5 +74,5 @@ def _case(function: str, direction: str, dtype: str, elements: int) -> list[Timi
     found = [timing(arm, "graph", rounds) for arm, rounds in graph_rounds(arms).items()]
     for row in published:
         calls: dict[str, Call] = {arm: arms[arm] for arm in ("torch", f"d{row[3]}", "exact")}
-        found += [timing(arm, "eager", rounds) for arm, rounds in eager_rounds(calls, 1000, 9, 1000).items()]
+        found += [timing(arm, "eager", rounds) for arm, rounds in eager_rounds(calls, EAGER).items()]
     return found

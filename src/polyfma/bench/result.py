@@ -16,11 +16,12 @@ from polyfma.errors import PolyfmaError
 from polyfma.files import write_text
 
 SCHEMA = 1
+MACHINE = ("device", "driver", "cuda", "versions", "commit")
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one call of one arm. ``where`` says what was timed: ``graph`` (device time) or ``eager`` (with the launch)."""
+    """Microseconds of one call of one arm. ``where`` says what was timed: ``graph`` (device time), ``eager`` (with the launch), ``autograd`` or ``host``."""
 
     case: str
     function: str
@@ -50,9 +51,10 @@ class Measurement:
     protocol: dict[str, str]
     timings: list[Timing] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=lambda: machine())
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "bench": self.bench, **machine(), "protocol": self.protocol, "facts": self.facts,
+        return {"schema": SCHEMA, "bench": self.bench, **self.machine, "protocol": self.protocol, "facts": self.facts,
                 "timings": [t.to_dict() for t in self.timings]}  # fmt: skip
 
     def write(self, path: Path) -> None:
@@ -66,7 +68,7 @@ def read(path: Path) -> Measurement:
         if data["schema"] != SCHEMA:
             raise PolyfmaError(f"{str(path)!r} has schema {data['schema']}; this version reads {SCHEMA}")
         timings = [_timing(t) for t in data["timings"]]
-        return Measurement(data["bench"], data["protocol"], timings, data["facts"] | {"device": data["device"]})
+        return Measurement(data["bench"], data["protocol"], timings, data["facts"], {name: data[name] for name in MACHINE})
     except OSError as error:
         raise PolyfmaError(f"cannot read result {str(path)!r}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:

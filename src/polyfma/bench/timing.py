@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch._inductor import config
@@ -13,6 +14,20 @@ Call = Callable[[], object]
 ROUNDS = 9
 _GRAPH_US = 2000.0  # a replay lasts about this long, so that the events' own resolution does not count
 _MOST_CALLS = 500
+GRAPH_PROTOCOL = (f"CUDA graph of about {_GRAPH_US / 1000:g} ms of calls, {ROUNDS} rounds of all arms after one that warms up, every other round in"
+                  " reverse order; us a call")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EagerProtocol:
+    """Warm-up calls of each path, rounds of all arms, event-timed calls of a round."""
+
+    warmups: int
+    rounds: int
+    calls: int
+
+    def __str__(self) -> str:
+        return f"{self.warmups:,} warm-up calls of each path, {self.rounds} rounds of {self.calls:,} event-timed calls, order alternating; us a call"
 
 
 def need_gpu() -> None:
@@ -53,21 +68,21 @@ def _captured(call: Call) -> tuple[torch.cuda.CUDAGraph, int]:
     return graph, calls
 
 
-def eager_rounds(arms: Mapping[str, Call], warmups: int, rounds: int, calls: int) -> dict[str, tuple[float, ...]]:
-    """Microseconds an eager call of each arm: the published protocol, with the launch in it."""
+def eager_rounds(arms: Mapping[str, Call], protocol: EagerProtocol) -> dict[str, tuple[float, ...]]:
+    """Microseconds an eager call of each arm, with the launch in it."""
     for call in arms.values():
-        for _ in range(warmups):
+        for _ in range(protocol.warmups):
             call()
     found: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds):
+    for number in range(protocol.rounds):
         for name in list(arms)[:: -1 if number % 2 else 1]:
             call = arms[name]
 
             def run(call: Call = call) -> None:
-                for _ in range(calls):
+                for _ in range(protocol.calls):
                     call()
 
-            found[name].append(_events(run) / calls)
+            found[name].append(_events(run) / protocol.calls)
     return {name: tuple(values) for name, values in found.items()}
 
 

@@ -33,7 +33,7 @@ def _names(what: str, text: str | None, default: tuple[str, ...]) -> tuple[str, 
 @bench_app.command("isolated")
 def isolated_command(
     function: Annotated[str | None, typer.Option(help="Functions, separated by commas; default: sigmoid,tanh,silu,gelu.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16 or both; default: both.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16 or fp16; default: both, as bf16,fp16.")] = None,
     elements: Annotated[str | None, typer.Option(help="Sizes, separated by commas; default: 4194304 (L2) and 268435456 (HBM).")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the roofline to this .png or .svg.")] = None,
     out_file: OutFile = None,
@@ -43,8 +43,9 @@ def isolated_command(
     _need_torch()
     from polyfma.bench import isolated
     from polyfma.bench.arms import FUNCTIONS
+    from polyfma.ops.dtypes import DTYPES
 
-    functions, dtypes = _names("function", function, FUNCTIONS), _names("dtype", dtype, tuple(isolated.DTYPES))
+    functions, dtypes = _names("function", function, FUNCTIONS), _names("dtype", dtype, tuple(DTYPES))
     isolated.check_names(functions, dtypes)
     if picture is not None:
         check_picture(picture)
@@ -62,7 +63,7 @@ def isolated_command(
 
 @bench_app.command("component")
 def component_command(
-    case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), or both.")] = "b1,b4",
+    case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), separated by a comma.")] = "b1,b4",
     out_file: OutFile = None,
     as_json: Json = False,
 ) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from polyfma.cli.shell import (
     Json,
     app,
+    err,
     out,
     print_json,
     print_table,
@@ -34,6 +35,8 @@ def reproduce_command(
             result = TABLES[what](progress)
         if as_json:
             print_json(result.rows())
+            for note in result.notes:
+                err.print(f"- {note}", markup=False)
         else:
             print_table(result.table())
             for note in result.notes:

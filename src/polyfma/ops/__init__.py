@@ -30,7 +30,8 @@ except ImportError as error:
     raise MissingToolError("polyfma.ops needs torch, which is not installed; pip install 'polyfma[torch]'") from error
 
 from polyfma.ops import eager, execute, library
-from polyfma.ops.choice import RELU, choose, function_with, register
+from polyfma.ops.choice import RELU, choose, function_with, is_file, register
+from polyfma.ops.dtypes import FORMATS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["clamped_swiglu", "geglu", "gelu", "quick_gelu", "register", "reglu", "sigmoid", "silu", "softcap", "swiglu", "tanh"]
 _Given = str | Path | Program | None
 _Fixed = str | Program | None
-# Of a cap, an alpha or a limit: within these every exact sequence keeps its promises.
-_LEAST, _MOST = 1e-6, 1e6
+_LEAST, _MOST = 1e-2, 1e5  # of a cap, an alpha or a limit: what the exact sequences are tested with
 _any_autocast = torch._C._is_any_autocast_enabled
-_FORMATS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def sigmoid(x: Tensor, *, program: _Given = None, backward: _Given = None) -> Tensor:
@@ -95,7 +94,7 @@ def clamped_swiglu(gate: Tensor, up: Tensor | None = None, *, alpha: float = 1.7
                    program: _Given = None, backward: _Given = None) -> Tensor:  # fmt: skip
     """GPT-OSS's unit: g * sigmoid(alpha g) * (u + 1) with g = min(gate, limit) and u = clamp(up, -limit, limit).
 
-    Its packed tensors are interleaved: pass ``interleaved=True``. Where the clamp cuts off, the gradient is 0.
+    An ``alpha`` other than 1.702 and 1 has no default program: pass ``program="exact"`` or one of your own. Its packed tensors are interleaved: pass ``interleaved=True``. Where the clamp cuts off, the gradient is 0.
     """
     return _gated("silu", gate, up, interleaved, program, backward, check_number("alpha", alpha), check_number("limit", limit))
 
@@ -119,10 +118,10 @@ def check_number(what: str, value: float) -> str:
 
 def _fixed(given: _Given) -> _Fixed:
     """A program as something that names it for good: a file is read at every call, whatever its path named before."""
-    if isinstance(given, Path) or (isinstance(given, str) and given.endswith(".json")):
+    if isinstance(given, Path) or (isinstance(given, str) and is_file(given)):
         return register(load(given))
     if given is not None and not isinstance(given, str | Program):
-        raise PolyfmaError(f"program {given!r} must be a name, a path, a Program, a tier or 'exact'")
+        raise PolyfmaError(f"program {given!r} must be a name, a path, a Program, a tier, 'hardware' or 'exact'")
     return given
 
 
@@ -132,10 +131,10 @@ def _unary(function: str, x: Tensor, program: _Given, backward: _Given, paramete
         if eager.plain(x) and (fmt := _ready(x)):
             return eager.unary(x, _key(function, fmt, program, backward, parameter, None))
     (x,) = _accepted(x)
-    arguments = (function, _FORMATS[x.dtype], program, backward, parameter, None)
+    arguments = (function, FORMATS[x.dtype], program, backward, parameter, None)
     if torch.compiler.is_compiling():
         return library.unary(x, _key_in_graph(*arguments))
-    key = _key(function, _FORMATS[x.dtype], program, backward, parameter, None)
+    key = _key(*arguments)
     return eager.unary(x, key) if eager.plain(x) and not x.is_meta else eager.watched("unary", key, x)
 
 
@@ -154,7 +153,7 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
         raise PolyfmaError(f"gate has shape {tuple(gate.shape)} and up {tuple(up.shape)}; they must be equal (expand one first)")
     if gate.device != up.device:
         raise PolyfmaError(f"gate is on {gate.device} and up on {up.device}; they must be on one device")
-    arguments = (function, _FORMATS[gate.dtype], program, backward, parameter, limit)
+    arguments = (function, FORMATS[gate.dtype], program, backward, parameter, limit)
     if torch.compiler.is_compiling():
         return library.gated(gate, up, _key_in_graph(*arguments))
     key = _key(*arguments)
@@ -169,14 +168,14 @@ def _packed(function: str, x: Tensor, interleaved: bool, program: _Given, backwa
     if torch.compiler.is_compiling() or not eager.plain(x) or x.is_meta:
         gate, up = execute.halves(x, interleaved)
         return _gated(function, gate, up, False, program, backward, parameter, limit)
-    key = _key(function, _FORMATS[x.dtype], _fixed(program), _fixed(backward), parameter, limit)
+    key = _key(function, FORMATS[x.dtype], _fixed(program), _fixed(backward), parameter, limit)
     return eager.packed(x, key, interleaved)
 
 
 def _ready(x: Tensor) -> str | None:
     """The format of a plain tensor that needs no second look: 16-bit, dense, on a device that runs operators, no autocast."""
     if (x.is_cuda or x.is_cpu) and x.layout is torch.strided and not x.is_neg() and not x.is_nested and not _any_autocast():
-        return _FORMATS.get(x.dtype)
+        return FORMATS.get(x.dtype)
     return None
 
 
@@ -192,7 +191,7 @@ def _accepted(*tensors: Tensor) -> tuple[Tensor, ...]:
         wanted = torch.get_autocast_dtype(device)
         tensors = tuple([t.to(wanted) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in tensors])
     for t in tensors:
-        if t.dtype not in _FORMATS:
+        if t.dtype not in FORMATS:
             raise DtypeError(f"polyfma.ops take torch.bfloat16 and torch.float16, not {t.dtype}: cast it, or use torch's own function for it")
         if t.dtype is not tensors[0].dtype:
             raise DtypeError(f"gate is {tensors[0].dtype} and up {t.dtype}; give both one dtype")

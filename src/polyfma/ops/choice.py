@@ -26,7 +26,7 @@ from polyfma.pareto import TIERS, best
 from polyfma.program import Program
 from polyfma.replay import replay
 
-EXACT, MATCHED, DIRECT = "exact", "matched", "direct"
+EXACT, MATCHED, DIRECT, HARDWARE = "exact", "matched", "direct", "hardware"
 RELU = "relu"  # exact in one packed operation, so it has no programs
 _registered: dict[str, Program] = {}
 _scaled_from: dict[str, tuple[Program, float]] = {}  # digest of a program scaled outside: what it was, and the scale of its input
@@ -80,6 +80,11 @@ def program_of(key: str) -> Program:
     return catalog.load(key)
 
 
+def is_file(given: str) -> bool:
+    """Whether the text is the path of a program's file, and not a name, a tier or a key."""
+    return given not in (EXACT, HARDWARE, *TIERS) and given not in _names() and given not in _registered and Path(given).is_file()
+
+
 @cache
 def _defaults() -> dict[str, Any]:
     data: dict[str, Any] = json.loads((files("polyfma.ops") / "defaults.json").read_text(encoding="utf-8"))
@@ -106,7 +111,7 @@ def adapted(program: Program, function: str, cap: float | None, fmt: str) -> Pro
 
     The scales go into its constants, or outside where those cannot hold them.
     """
-    if cap is None:
+    if cap is None or (program.function, program.format) == (function, fmt):
         return program
     ratio = (1 if program.function == "tanh" else float(program.function.removeprefix("softcap-"))) / cap
     after = 1 / ratio if program.direction == "forward" else 1.0
@@ -119,6 +124,11 @@ def adapted(program: Program, function: str, cap: float | None, fmt: str) -> Pro
     if scaled.form.endswith("-scaled"):
         _scaled_from[made.digest] = (program, ratio)
     return made
+
+
+def _computes_in_fp32(program: Program) -> bool:
+    """Whether the format is only that of input, output and the clamp between them."""
+    return all(op.format == "fp32" or op.op in ("cvt", "min.nan.xorsign.abs", "min.nan") for op in program.ops)
 
 
 def _in_format(program: Program, fmt: str) -> Program:
@@ -145,7 +155,7 @@ def choose(function: str, fmt: str, program: str | Program | None = None, backwa
     """The Choice of an operator call.
 
     ``program``: None for the default, a name or path, a Program, a tier (fast, balanced, accurate, hardware) or ``exact``.
-    ``backward``: ``direct`` (a fitted program of the derivative; the default for programs), ``matched`` (the derivative of
+    ``backward``: ``direct`` (a fitted program of the derivative; the default for programs, but where FP16 cannot hold a cap's scale), ``matched`` (the derivative of
     the forward program), ``exact`` (the default for exact), or a backward program or its name. Raises UnknownNameError and
     ProgramError that say what was given and what is allowed.
     """
@@ -154,8 +164,9 @@ def choose(function: str, fmt: str, program: str | Program | None = None, backwa
     get_function(function)
     forward = _forward(function, fmt, program)
     if backward is None:
-        backward = EXACT if forward is None else DIRECT
-    slope = _backward(function, fmt, forward, backward)
+        slope = None if forward is None else _default_slope(function, fmt)
+    else:
+        slope = _backward(function, fmt, forward, backward)
     keys = [EXACT if p is None else register(p) for p in (forward, slope)]
     return Choice(function, fmt, keys[0], keys[1], limit)
 
@@ -170,18 +181,35 @@ def _forward(function: str, fmt: str, given: str | Program | None) -> Program | 
         raise ProgramError(f"program {given!r} must be a name, a Program, a tier ({', '.join(TIERS)}, hardware) or 'exact'")
     if given == EXACT:
         return None
-    if given in TIERS or given == "hardware":
+    if given in TIERS or given == HARDWARE:
         return _tier(function, fmt, given)
-    return _checked(program_of(given), function, fmt, "forward")
+    return _checked(_named(given), function, fmt, "forward")
+
+
+def _named(given: str) -> Program:
+    try:
+        return program_of(given)
+    except UnknownNameError as error:
+        raise UnknownNameError(f"{error}; an operator also takes {', '.join(TIERS)}, {HARDWARE} and {EXACT}") from error
 
 
 def _tier(function: str, fmt: str, tier: str) -> Program:
     """The tier's program of the function; of a softcap without programs in the format, of tanh."""
     base, cap = _base(function)
     if cap is not None:
-        base = "softcap-50" if fmt == "bf16" or tier == "hardware" else "tanh"
-    found = catalog.load(f"{base}.forward.{fmt}.hardware") if tier == "hardware" else best(base, format=fmt, tier=tier)
+        base = "softcap-50" if fmt == "bf16" or tier == HARDWARE else "tanh"
+    if tier == HARDWARE and f"{base}.forward.{fmt}.{HARDWARE}" not in _names():
+        raise UnknownNameError(f"{function} has no hardware form; it has programs ({', '.join(TIERS)}) and {EXACT}")
+    found = catalog.load(f"{base}.forward.{fmt}.{HARDWARE}") if tier == HARDWARE else best(base, format=fmt, tier=tier)
     return adapted(found, function, cap, fmt)
+
+
+def _default_slope(function: str, fmt: str) -> Program | None:
+    """The default program of the derivative; None, for exact, where no program holds the cap's scale in the format."""
+    try:
+        return default_program(function, fmt, "backward")
+    except CoefficientError:
+        return None
 
 
 def _backward(function: str, fmt: str, forward: Program | None, given: str | Program) -> Program | None:
@@ -214,6 +242,9 @@ def _matched(forward: Program) -> Program:
 
 def _checked(program: Program, function: str, fmt: str, direction: str) -> Program:
     """A program that this operator can run."""
+    cap = float(function.removeprefix("softcap-")) if function.startswith("softcap-") else None
+    if cap is not None and program.function.startswith(("softcap-", "tanh")) and (program.format == fmt or _computes_in_fp32(program)):
+        program = adapted(program, function, cap, fmt)  # of another cap
     given = (program.function, program.direction, program.format)
     if given != (function, direction, fmt):
         raise ProgramError(f"{program.name} is a {given[0]} {given[1]} program in {given[2]}; this call needs {function} {direction} in {fmt}"

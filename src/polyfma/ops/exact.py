@@ -1,14 +1,14 @@
-"""Activations in fp32, accurate enough that one final rounding to the 16-bit format is the correct one.
+"""Activations in fp32, accurate enough that one final rounding is the correct one: for every BF16 input, and in FP16 all but a few.
 
 :func:`steps` gives the straight-line PTX of one lane: ``x`` holds the BF16 or FP16 input widened to fp32, and
 ``cvt.rn`` of ``y`` to the same format is the result. :mod:`polyfma.ops.reference` has the same functions in float64.
 
-Every exponential is ``ex2.approx``, every division ``rcp.approx`` (at most one of each in a sequence). BF16 keeps
+Every exponential is ``ex2.approx``, every division ``rcp.approx`` (at most one of each in a function). BF16 keeps
 results down to 2^-133, where 1 + exp(-x) overflows fp32 and ``rcp`` flushes to zero. The BF16 sequences therefore
 take h = exp(-x/2), form d = s (1 + h^2) with s = 2^-64, and multiply by s after the reciprocal. FP16 underflows
 at 2^-25 and needs neither.
 
-SiLU in BF16 and gelu are max(x, 0) - a g(-a), a = |x|: the gate g = sigma or Phi only needs a factor 1/s or 2^12 in its
+SiLU and gelu in BF16 are max(x, 0) - a g(-a), a = |x|: the gate g = sigma or Phi only needs a factor 1/s or 2^12 in its
 exponential, which the last fma takes back.
 
 Tiny x: silu and gelu are x/2 + k x^2 with k > 0. Where x is an odd multiple of the smallest subnormal, x/2 is a
@@ -46,8 +46,8 @@ class Step:
 
 
 _LOG2E = math.log2(math.e)
-# Of the fp32 neighbours of the two constants of the BF16 logistic, these bring every input of sigmoid, silu, gelu-tanh
-# and their derivatives to the right side of its tie even where ex2 errs by 2 ulps and rcp by 1.
+# Of the fp32 neighbours of the two constants of the BF16 logistic, these bring every input of sigmoid, gelu-tanh and the
+# derivatives to the right side of its tie even where ex2 errs by 2 ulps and rcp by 1.
 _EXPONENT_BIAS = 1 - 2.0**-24
 _SCALE_BIAS = 1 - 2.0**-23
 # The same for SiLU in FP16: measured on an H200, where it leaves one misrounded input.

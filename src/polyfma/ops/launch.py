@@ -24,7 +24,7 @@ from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.ops.interleaved import interleaved_asm
 from polyfma.ops.operation import architecture_of, operation, tiling
 
-TESTED_TRITON = "3.6, 3.7"
+TESTED_TRITON = "3.6"
 _TYPES = {"bf16": "*bf16", "fp16": "*fp16", "wide": "*i32"}
 _CONFIG_BYTES = 56  # CUlaunchConfig: seven 32-bit numbers, 4 bytes of padding, stream, attributes, their count and padding
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*

@@ -17,8 +17,8 @@ from torch.autograd.function import _SingleLevelFunction
 from polyfma.errors import DtypeError, ProgramError
 from polyfma.ops import execute
 from polyfma.ops.choice import parse
+from polyfma.ops.dtypes import DTYPES
 from polyfma.ops.operation import INPUTS, OUTPUTS
-from polyfma.ops.twin import DTYPES
 
 NAMESPACE = "polyfma"
 _library = torch.library.Library(NAMESPACE, "DEF")

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from polyfma.formats import get_format
 from polyfma.ops.choice import Choice
+from polyfma.ops.dtypes import DTYPES
 from polyfma.ops.fused import Call, Fused
 from polyfma.ops.operation import Operation
 from polyfma.ops.reference import reference
 from polyfma.program import Op, Program
 from polyfma.replay import replay, replay_op
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def run(what: Operation, inputs: Sequence[Tensor]) -> list[Tensor]:

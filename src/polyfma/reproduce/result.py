@@ -10,7 +10,8 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure. ``measured`` was computed in this run; ``published`` is None where none was printed."""
+    """One figure. ``measured`` was computed in this run, or read from the result that the notes name; ``published`` is None where
+    none was printed."""
 
     row: str
     metric: str

@@ -23,10 +23,10 @@ def reproduce(progress: Any) -> Result:
     measurement: Measurement
     if _gpu():
         measurement = isolated.measure(dtypes=("fp16",), progress=progress)
-        source = f"measured in this run on {measurement.to_dict()['device']}"
+        source = f"measured in this run on {measurement.machine['device']}"
     elif CHECKED_IN.is_file():
         measurement = read(CHECKED_IN)
-        source = f"no GPU here: read from benchmarks/results/h200/{CHECKED_IN.name}, measured on {measurement.facts['device']}"
+        source = f"no GPU here: read from benchmarks/results/h200/{CHECKED_IN.name}, measured on {measurement.machine['device']}"
     else:
         raise PolyfmaError("table3 needs a CUDA GPU, or a checkout of the repository with its checked-in result of one")
     rows = published()["table3_isolated_fp16_speedup"]["rows"]
