@@ -108,7 +108,7 @@ class _Draft:
     def new(self, name: str, kind: str, prefix: str = "r") -> str:
         """A register. Prefixes keep apart what names of a program could confuse, and PTX words: ``r`` results, ``r0`` and
         ``r1`` lanes, ``k`` constants, ``h0``, ``h1`` halves, ``s`` what stands for one operation, ``p`` the input
-        in a register of its own. Ports are ``x``, ``x0``, ``x1``, ``y`` and ``y_OUTPUT``."""
+        in a register of its own. Ports are ``x`` or ``x_INPUT``, with 0 and 1 for fp32 lanes, ``y`` and ``y_OUTPUT``."""
         register = f"{prefix}_{name}"
         self.registers.append((register, kind))
         return register

@@ -186,4 +186,7 @@ def launch(loaded: Kernel, blocks: int, stream: int, arguments: Sequence[int]) -
 @cache
 def _launcher() -> Any:
     """cuLaunchKernelEx, which drivers have from CUDA 11.8 on."""
-    return _driver().cuLaunchKernelEx
+    try:
+        return _driver().cuLaunchKernelEx
+    except AttributeError as error:
+        raise MissingToolError("the CUDA driver is older than CUDA 11.8 and has no cuLaunchKernelEx; operators on CUDA tensors need it") from error
