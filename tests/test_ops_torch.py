@@ -319,6 +319,18 @@ def test_without_torch_the_error_says_what_to_install() -> None:
     assert "pip install 'polyfma[torch]'" in done.stdout
 
 
+def test_another_torch_inside_is_named() -> None:
+    code = """
+import torch
+del torch._C._functorch.is_legacy_batchedtensor
+import polyfma as pf
+try: pf.ops
+except pf.MissingToolError as e: print(e)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "is not inside as polyfma.ops knows it" in done.stdout and "tested: torch 2.11, 2.13" in done.stdout
+
+
 # -- DTensor ---------------------------------------------------------------------------------------------------
 
 DTENSOR = """

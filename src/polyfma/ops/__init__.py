@@ -29,7 +29,13 @@ try:
 except ImportError as error:
     raise MissingToolError("polyfma.ops needs torch, which is not installed; pip install 'polyfma[torch]'") from error
 
-from polyfma.ops import eager, execute, library
+from polyfma.ops.versions import TESTED_TORCH
+
+try:
+    from polyfma.ops import eager, execute, library
+except (ImportError, AttributeError) as error:  # of the private names that a direct call needs
+    raise MissingToolError(f"torch {torch.__version__} is not inside as polyfma.ops knows it ({error}); tested: torch {TESTED_TORCH}") from error
+
 from polyfma.ops.choice import RELU, choose, function_with, is_file, register
 from polyfma.ops.dtypes import FORMATS
 

@@ -380,7 +380,7 @@ def _raised(exponent: Sequence[float]) -> list[float]:
 
 def _half_gaussian(lane: _Lane) -> tuple[str, str]:
     """a = |x|, at most _WIDE_END, and h = exp(-a^2/4), whose square would be subnormal."""
-    a = lane.op("min.NaN.f32", lane.op("abs.f32", "x"), _WIDE_END)
+    a = _magnitude(lane, _WIDE_END)
     return a, lane.exp2(lane.mul(lane.mul(a, a), -_LOG2E / 4))
 
 

@@ -16,8 +16,7 @@ import torch
 from polyfma.errors import MissingToolError
 from polyfma.ops.library import overload
 from polyfma.ops.operation import INPUTS, architecture_of, operation
-
-TESTED_TORCH = "2.11, 2.13"
+from polyfma.ops.versions import TESTED_TORCH
 
 
 @cache

@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -23,8 +23,8 @@ from polyfma.emit.triton import inline_asm
 from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.ops.interleaved import interleaved_asm
 from polyfma.ops.operation import architecture_of, operation, tiling
+from polyfma.ops.versions import TESTED_TRITON
 
-TESTED_TRITON = "3.6"
 _TYPES = {"bf16": "*bf16", "fp16": "*fp16", "wide": "*i32"}
 _CONFIG_BYTES = 56  # CUlaunchConfig: seven 32-bit numbers, 4 bytes of padding, stream, attributes, their count and padding
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_*
@@ -135,7 +135,6 @@ def _check(status: int, doing: str) -> None:
 _loading = threading.Lock()
 
 
-@lru_cache(maxsize=4096)
 def kernel(variant: Variant, device: int) -> Kernel:
     """The kernel, loaded on the device. Raises PolyfmaError where the device or the Triton version cannot run it."""
     major, minor = torch.cuda.get_device_capability(device)
