@@ -482,6 +482,11 @@ def test_softcaps_take_programs_of_another_cap(device) -> None:
     assert_bits(to_bits(default), to_bits(pf.ops.softcap(half, 30.0, program="softcap-50.forward.bf16.fp32-fused-odd-limited-d7")))
     pf.ops.softcap(half, 30000.0).backward(torch.ones_like(half))
     assert (half.grad == 1).all()
+    every = every_input("fp16", device)
+    every = every[(every >= 0.01) & every.isfinite()]
+    for program, most, small in ((None, 3.3e-3, 2.8e-3), ("tanh.forward.fp16.unit-odd-d6", 7.5e-3, 1.1e-3)):  # as documented
+        error = (pf.ops.softcap(every, 50.0, program=program).double() / (50 * torch.tanh(every.double() / 50)) - 1).abs()
+        assert error.max() <= most and error[every < 1].max() <= small
     with pytest.raises(pf.ProgramError, match="this call needs softcap-30 forward in fp16"):
         pf.ops.softcap(half, 30.0, program="softcap-50.forward.bf16.d6")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 import polyfma as pf
-from polyfma.ops import inductor, layout, library
+from polyfma.ops import dispatcher, inductor, layout
 from polyfma.ops.choice import choose
 from polyfma.ops.launch import Variant, compile_kernel
 from polyfma.ops.operation import INPUTS
@@ -52,6 +54,15 @@ def test_kernels_move_16_bytes_at_a_time(capability) -> None:
 def test_unaligned_kernels_move_single_elements() -> None:
     text = compile_kernel(Variant(choose("silu", "bf16").key, "gated", False, (2, 1024), False), 90).asm["ptx"]
     assert "ld.global.b16" in text and "v4" not in text
+
+
+def test_kernels_compile_without_a_compiler_on_the_machine(tmp_path) -> None:
+    """Nothing on the path: ptxas is Triton's own."""
+    code = ("from polyfma.ops.launch import Variant, compile_kernel; from polyfma.ops.choice import choose; "
+            "print(len(compile_kernel(Variant(choose('silu', 'bf16').key, 'unary', False, (), True), 90).asm['cubin']))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={"PATH": str(tmp_path), "HOME": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")})  # fmt: skip
+    assert int(done.stdout) > 1000
 
 
 def test_a_cap_brings_no_double_precision() -> None:
@@ -124,8 +135,8 @@ def test_inductor_fuses_the_operators_with_their_neighbours(given, tmp_path) -> 
     key = choose("silu", "bf16", given).key
 
     def model(grad, x, u):
-        y = library.unary(x + u, key) * 2
-        return (y, *library.gated_backward(grad, x, u, key))
+        y = dispatcher.unary(x + u, key) * 2
+        return (y, *dispatcher.gated_backward(grad, x, u, key))
 
     source = inductor_source(model, 3)
     kernels = re.findall(r"async_compile\.triton\('(\w+)', '''(.*?)'''", source, re.DOTALL)

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 import torch
+from torch import library
 
 import polyfma as pf
-from polyfma.ops import library
+from polyfma.ops import dispatcher
 from polyfma.ops.choice import choose, parse
 from tensors import DEVICES, DTYPES, assert_bits, every_input, from_bits, random_bits, to_bits
 
@@ -35,10 +36,10 @@ def test_opcheck(name, device) -> None:
     key = choose("silu", "bf16").key
     x, u = (INPUTS[name](device) for _ in range(2))
     leaf, other = x.detach().requires_grad_(), u.detach().requires_grad_()
-    torch.library.opcheck(library.unary, (leaf, key))
-    torch.library.opcheck(library.gated, (leaf, other, key))
-    torch.library.opcheck(library.unary_backward, (u.detach(), x.detach(), key))
-    torch.library.opcheck(library.gated_backward, (u.detach(), x.detach(), u.detach(), key))
+    library.opcheck(dispatcher.unary, (leaf, key))
+    library.opcheck(dispatcher.gated, (leaf, other, key))
+    library.opcheck(dispatcher.unary_backward, (u.detach(), x.detach(), key))
+    library.opcheck(dispatcher.gated_backward, (u.detach(), x.detach(), u.detach(), key))
 
 
 UNITS = {
@@ -141,15 +142,15 @@ def test_forward_mode_is_the_gradient_times_the_tangent(device) -> None:
     x, u, t, v = (torch.randn(64, dtype=torch.bfloat16, device=device) for _ in range(4))
     key = choose("silu", "bf16").key
     _, tangent = torch.func.jvp(pf.ops.silu, (x,), (t,))
-    assert_bits(to_bits(tangent), to_bits(library.unary_backward(t, x, key)))
+    assert_bits(to_bits(tangent), to_bits(dispatcher.unary_backward(t, x, key)))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(x, t)
         assert_bits(to_bits(torch.autograd.forward_ad.unpack_dual(pf.ops.silu(dual)).tangent), to_bits(tangent))
     _, tangent = torch.func.jvp(pf.ops.swiglu, (x, u), (t, v))
-    want = library.gated_backward(t, x, u, key)[0] + library.gated_backward(v, x, u, key)[1]
+    want = dispatcher.gated_backward(t, x, u, key)[0] + dispatcher.gated_backward(v, x, u, key)[1]
     assert_bits(to_bits(tangent), to_bits(want))
     _, tangent = torch.func.jvp(lambda g: pf.ops.swiglu(g, u), (x,), (t,))
-    assert_bits(to_bits(tangent), to_bits(library.gated_backward(t, x, u, key)[0]))
+    assert_bits(to_bits(tangent), to_bits(dispatcher.gated_backward(t, x, u, key)[0]))
 
 
 @devices
@@ -168,7 +169,7 @@ def test_a_second_derivative_is_refused(device) -> None:
             torch.func.grad(lambda t, once=once: torch.func.grad(once)(t).float().sum())(x.detach())
         with pytest.raises(NotImplementedError, match="no second derivative"):
             torch.func.hessian(once)(x.detach())
-    (first,) = torch.autograd.grad(library.unary(x, choose("silu", "bf16").key).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(dispatcher.unary(x, choose("silu", "bf16").key).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         first.sum().backward()
 
@@ -178,7 +179,7 @@ def test_forward_mode_through_the_dispatcher_and_compiled(device) -> None:
     """Where the operator itself differentiates: compiled and exported code, in both modes, never a silent zero."""
     x, t = (torch.randn(8, dtype=torch.bfloat16, device=device) for _ in range(2))
     key = choose("silu", "bf16").key
-    want, slope = to_bits(library.unary_backward(t, x, key)), to_bits(library.unary_backward(torch.ones_like(x), x, key))
+    want, slope = to_bits(dispatcher.unary_backward(t, x, key)), to_bits(dispatcher.unary_backward(torch.ones_like(x), x, key))
     exported = torch.export.export(pf.nn.SiLU(), (x,)).module()
 
     def jvp(function):
@@ -197,7 +198,7 @@ def test_forward_mode_through_the_dispatcher_and_compiled(device) -> None:
 def test_batched_backward_passes(device) -> None:
     x = torch.randn(8, dtype=torch.bfloat16, device=device, requires_grad=True)
     identity = torch.eye(8, dtype=torch.bfloat16, device=device)
-    slope = to_bits(library.unary_backward(torch.ones_like(x), x.detach(), choose("silu", "bf16").key))
+    slope = to_bits(dispatcher.unary_backward(torch.ones_like(x), x.detach(), choose("silu", "bf16").key))
     (batched,) = torch.autograd.grad(pf.ops.silu(x), x, identity, is_grads_batched=True)
     assert_bits(to_bits(batched.diagonal()), slope)
     assert_bits(to_bits(torch.autograd.functional.jacobian(pf.ops.silu, x.detach(), vectorize=True).diagonal()), slope)
@@ -221,8 +222,8 @@ def test_forward_over_forward_is_refused(device) -> None:
 def test_the_registered_operator_checks_its_arguments(device) -> None:
     x = torch.ones(4, dtype=torch.float16, device=device)
     key = choose("silu", "bf16").key
-    for call in (lambda: library.unary(x, key), lambda: library.unary(x.bfloat16(), "silu"),
-                 lambda: library.gated(x.bfloat16(), x.bfloat16()[:2], key)):  # fmt: skip
+    for call in (lambda: dispatcher.unary(x, key), lambda: dispatcher.unary(x.bfloat16(), "silu"),
+                 lambda: dispatcher.gated(x.bfloat16(), x.bfloat16()[:2], key)):  # fmt: skip
         with pytest.raises(pf.PolyfmaError):
             call()
 
@@ -322,6 +323,7 @@ def test_without_torch_the_error_says_what_to_install() -> None:
 def test_another_torch_inside_is_named() -> None:
     code = """
 import torch
+from torch import library
 del torch._C._functorch.is_legacy_batchedtensor
 import polyfma as pf
 try: pf.ops

@@ -28,6 +28,7 @@ from polyfma.errors import (
     MissingToolError,
     PolyfmaError,
     ProgramError,
+    SecondDerivativeError,
     UnknownNameError,
 )
 from polyfma.fit import fit
@@ -70,6 +71,7 @@ __all__ = [
     "PolyfmaError",
     "Program",
     "ProgramError",
+    "SecondDerivativeError",
     "UnknownNameError",
     "audit",
     "best",

@@ -31,5 +31,9 @@ class MissingToolError(PolyfmaError):
     """An optional program or package that this call needs is not installed."""
 
 
+class SecondDerivativeError(PolyfmaError, NotImplementedError):
+    """A gradient of an operator's gradient, which is a program of its own without one."""
+
+
 class DtypeError(PolyfmaError, TypeError):
     """A tensor of a dtype or device that an operator does not take."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ __all__ = ["GELU", "ClampedSwiGLU", "GeGLU", "QuickGELU", "ReGLU", "SiLU", "Sigm
 _Given = str | Program | None
 
 
-class _Activation(nn.Module):
+class _Module(nn.Module):
+    """What all have: the programs, as text."""
+
     def __init__(self, *, program: _Given = None, backward: _Given = None) -> None:
         super().__init__()
         # As text, which a compiled graph can hold; the Programs themselves travel with a copy or a pickle.
@@ -33,35 +36,40 @@ class _Activation(nn.Module):
         return ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
 
 
+class _Activation(_Module):
+    """A module of an operator of one tensor without arguments of its own."""
+
+    _operator: Callable[..., Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._operator(x, program=self.program, backward=self.backward)
+
+
 class Sigmoid(_Activation):
     """:func:`polyfma.ops.sigmoid`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.sigmoid(x, program=self.program, backward=self.backward)
+    _operator = staticmethod(ops.sigmoid)
 
 
 class Tanh(_Activation):
     """:func:`polyfma.ops.tanh`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.tanh(x, program=self.program, backward=self.backward)
+    _operator = staticmethod(ops.tanh)
 
 
 class SiLU(_Activation):
     """:func:`polyfma.ops.silu`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.silu(x, program=self.program, backward=self.backward)
+    _operator = staticmethod(ops.silu)
 
 
 class QuickGELU(_Activation):
     """:func:`polyfma.ops.quick_gelu`."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.quick_gelu(x, program=self.program, backward=self.backward)
+    _operator = staticmethod(ops.quick_gelu)
 
 
-class GELU(_Activation):
+class GELU(_Module):
     """:func:`polyfma.ops.gelu`; ``approximate`` as in ``torch.nn.GELU``."""
 
     def __init__(self, approximate: str = "none", *, program: _Given = None, backward: _Given = None) -> None:
@@ -76,7 +84,7 @@ class GELU(_Activation):
         return ", ".join(part for part in (f"approximate={self.approximate}", super().extra_repr()) if part)
 
 
-class Softcap(_Activation):
+class Softcap(_Module):
     """:func:`polyfma.ops.softcap` with one cap."""
 
     def __init__(self, cap: float, *, program: _Given = None, backward: _Given = None) -> None:
@@ -91,7 +99,7 @@ class Softcap(_Activation):
         return ", ".join(part for part in (f"cap={self.cap:g}", super().extra_repr()) if part)
 
 
-class _Gated(_Activation):
+class _Gated(_Module):
     """One packed tensor or gate and up."""
 
     def __init__(self, *, interleaved: bool = False, program: _Given = None, backward: _Given = None) -> None:

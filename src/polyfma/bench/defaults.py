@@ -37,9 +37,9 @@ FILE = Path(str(files("polyfma.ops"))) / "defaults.json"
 def candidates(function: str, fmt: str, direction: str) -> list[Entry]:
     """Programs that may be the default.
 
-    For a softcap in FP16 the catalogue has none. The derivative is one of tanh with x scaled before. The value must be x
-    where x is small against the cap, which no program of tanh in FP16 is within 3 percent: it is the softcap program that
-    computes in fp32, with FP16 in and out.
+    For a softcap in FP16 the catalogue has none. The derivative is one of tanh with x scaled before. Of the value, tanh's own
+    error is no measure: it must be x where x is small against the cap, and there x/cap is subnormal in FP16. So it is the softcap
+    program that computes in fp32, with FP16 in and out.
     """
     base = function
     if function == "softcap":

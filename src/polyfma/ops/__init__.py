@@ -32,7 +32,7 @@ except ImportError as error:
 from polyfma.ops.versions import TESTED_TORCH
 
 try:
-    from polyfma.ops import eager, execute, library
+    from polyfma.ops import dispatcher, eager, execute
 except (ImportError, AttributeError) as error:  # of the private names that a direct call needs
     raise MissingToolError(f"torch {torch.__version__} is not inside as polyfma.ops knows it ({error}); tested: torch {TESTED_TORCH}") from error
 
@@ -139,7 +139,7 @@ def _unary(function: str, x: Tensor, program: _Given, backward: _Given, paramete
     (x,) = _accepted(x)
     arguments = (function, FORMATS[x.dtype], program, backward, parameter, None)
     if torch.compiler.is_compiling():
-        return library.unary(x, _key_in_graph(*arguments))
+        return dispatcher.unary(x, _key_in_graph(*arguments))
     key = _key(*arguments)
     return eager.unary(x, key) if eager.plain(x) and not x.is_meta else eager.watched("unary", key, x)
 
@@ -161,7 +161,7 @@ def _gated(function: str, gate: Tensor, up: Tensor | None, interleaved: bool, pr
         raise PolyfmaError(f"gate is on {gate.device} and up on {up.device}; they must be on one device")
     arguments = (function, FORMATS[gate.dtype], program, backward, parameter, limit)
     if torch.compiler.is_compiling():
-        return library.gated(gate, up, _key_in_graph(*arguments))
+        return dispatcher.gated(gate, up, _key_in_graph(*arguments))
     key = _key(*arguments)
     return eager.gated(gate, up, key) if eager.plain(gate, up) and not gate.is_meta else eager.watched("gated", key, gate, up)
 

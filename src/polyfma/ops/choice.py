@@ -175,15 +175,20 @@ def _forward(function: str, fmt: str, given: str | Program | None) -> Program | 
     """The forward program; None for exact."""
     if given is None:
         return default_program(function, fmt)
-    if isinstance(given, Program):
-        return _checked(given, function, fmt, "forward")
-    if not isinstance(given, str):
-        raise ProgramError(f"program {given!r} must be a name, a Program, a tier ({', '.join(TIERS)}, hardware) or 'exact'")
     if given == EXACT:
         return None
-    if given in TIERS or given == HARDWARE:
+    if isinstance(given, str) and given in (*TIERS, HARDWARE):
         return _tier(function, fmt, given)
-    return _checked(_named(given), function, fmt, "forward")
+    return _checked(_program(given), function, fmt, "forward")
+
+
+def _program(given: object) -> Program:
+    """A Program or the program of a name or key. Raises ProgramError for anything else, UnknownNameError for an unknown name."""
+    if isinstance(given, Program):
+        return given
+    if not isinstance(given, str):
+        raise ProgramError(f"{given!r} must be a name, a Program, or a word that program= or backward= takes")
+    return _named(given)
 
 
 def _named(given: str) -> Program:
@@ -214,10 +219,6 @@ def _default_slope(function: str, fmt: str) -> Program | None:
 
 def _backward(function: str, fmt: str, forward: Program | None, given: str | Program) -> Program | None:
     """The program of the derivative; None for exact."""
-    if isinstance(given, Program):
-        return _checked(given, function, fmt, "backward")
-    if not isinstance(given, str):
-        raise ProgramError(f"backward {given!r} must be direct, matched, exact, or a backward program or its name")
     if given == EXACT:
         return None
     if given == DIRECT:
@@ -226,7 +227,7 @@ def _backward(function: str, fmt: str, forward: Program | None, given: str | Pro
         if forward is None:
             raise ProgramError("backward 'matched' is the derivative of a program; the exact forward has none: use backward='exact'")
         return _matched(forward)
-    return _checked(program_of(given), function, fmt, "backward")
+    return _checked(_program(given), function, fmt, "backward")
 
 
 @lru_cache(maxsize=256)

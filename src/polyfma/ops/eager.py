@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from polyfma.ops import execute, library
+from polyfma.ops import dispatcher, execute
 
 _modes = torch._C._len_torch_dispatch_stack
 _functions = torch._C._is_torch_function_mode_enabled
@@ -43,7 +43,7 @@ class Unary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return (execute if _plain_backward(grad, x) else library).unary_backward(grad, x, ctx.key), None
+        return (execute if _plain_backward(grad, x) else dispatcher).unary_backward(grad, x, ctx.key), None
 
 
 class Gated(torch.autograd.Function):
@@ -58,7 +58,7 @@ class Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         gate, up = ctx.saved_tensors
-        d_gate, d_up = (execute if _plain_backward(grad, gate, up) else library).gated_backward(grad, gate, up, ctx.key)
+        d_gate, d_up = (execute if _plain_backward(grad, gate, up) else dispatcher).gated_backward(grad, gate, up, ctx.key)
         return d_gate, d_up, None
 
 
@@ -76,12 +76,12 @@ class Packed(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         if _plain_backward(grad, x):
             return execute.packed_backward(grad, x, ctx.key, ctx.interleaved), None, None
-        gradients = library.gated_backward(grad, *execute.halves(x, ctx.interleaved), ctx.key)
+        gradients = dispatcher.gated_backward(grad, *execute.halves(x, ctx.interleaved), ctx.key)
         joined = torch.stack(gradients, -1).flatten(-2) if ctx.interleaved else torch.cat(gradients, -1)
         return joined, None, None
 
 
-# Function.apply without its check for transforms, which plain() has made already: a third of what a node costs on the host.
+# Function.apply without its check for transforms, which plain() has made already and which every call would pay again.
 _apply_unary = super(torch.autograd.Function, Unary).apply
 _apply_gated = super(torch.autograd.Function, Gated).apply
 _apply_packed = super(torch.autograd.Function, Packed).apply
@@ -110,4 +110,4 @@ def watched(kind: str, key: str, *tensors: Tensor) -> Tensor:
         from polyfma.ops import sharding
 
         sharding.register()
-    return library.overload(kind)(*tensors, key)
+    return dispatcher.overload(kind)(*tensors, key)

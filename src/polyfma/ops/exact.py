@@ -23,27 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from polyfma.errors import UnknownNameError
 from polyfma.functions import Function, get_function
-
-Operand = str | float
-
-
-@dataclass(frozen=True)
-class Step:
-    """``opcode dst, src...`` as in PTX. An operand is a register or an fp32 immediate.
-
-    Registers hold fp32; the destination of ``setp`` is a predicate.
-    """
-
-    opcode: str
-    dst: str
-    src: tuple[Operand, ...]
-
+from polyfma.ops.lane import Lane, Step
 
 _LOG2E = math.log2(math.e)
 # Of the fp32 neighbours of the two constants of the BF16 logistic, these bring every input of sigmoid, gelu-tanh and the
@@ -125,64 +108,12 @@ CUBIC = (2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715)
 _CUBIC_END = 11.0  # sigma = 2^-162 at -11
 
 
-def _fp32(value: float) -> float:
-    return float(np.float32(value))
-
-
-class _Lane:
-    """A sequence under construction; every method appends a step and returns the register it wrote."""
-
-    def __init__(self, fmt: str) -> None:
-        self.format = fmt
-        self.steps: list[Step] = []
-
-    def op(self, opcode: str, *src: Operand) -> str:
-        dst = f"{'p' if opcode.startswith('setp') else 'r'}{len(self.steps)}"
-        operands = tuple(v if isinstance(v, str) else _fp32(v) for v in src)
-        self.steps.append(Step(opcode, dst, operands))
-        return dst
-
-    def mul(self, a: Operand, b: Operand) -> str:
-        return self.op("mul.rn.f32", a, b)
-
-    def add(self, a: Operand, b: Operand) -> str:
-        return self.op("add.rn.f32", a, b)
-
-    def fma(self, a: Operand, b: Operand, c: Operand) -> str:
-        return self.op("fma.rn.f32", a, b, c)
-
-    def exp2(self, a: str) -> str:
-        return self.op("ex2.approx.ftz.f32", a)
-
-    def reciprocal(self, a: str) -> str:
-        return self.op("rcp.approx.ftz.f32", a)
-
-    def horner(self, coefficients: Sequence[float], a: str) -> str:
-        """A polynomial of degree one or more, coefficients from the constant upwards."""
-        *rest, result = coefficients
-        register: Operand = result
-        for c in reversed(rest):
-            register = self.fma(register, a, c)
-        return str(register)
-
-    def with_sign_of(self, x: str, magnitude: str) -> str:
-        return self.op("copysign.f32", x, magnitude)
-
-    def finished(self) -> tuple[Step, ...]:
-        """The steps, the last one writing ``y``."""
-        return self.named({self.steps[-1].dst: "y"})
-
-    def named(self, names: dict[str, str]) -> tuple[Step, ...]:
-        """The steps with other names for some registers."""
-        return tuple(Step(s.opcode, names.get(s.dst, s.dst), tuple(names.get(v, v) if isinstance(v, str) else v for v in s.src)) for s in self.steps)
-
-
 def _exponent_factor(fmt: str) -> float:
     """h = ex2(factor x) in BF16, exp(-x) = ex2(factor x) in FP16."""
     return -_LOG2E / 2 * _EXPONENT_BIAS if fmt == "bf16" else -_LOG2E
 
 
-def _scaled_logistic(lane: _Lane, exponent: str) -> str:
+def _scaled_logistic(lane: Lane, exponent: str) -> str:
     """sigma / s, for an exponent that carries :func:`_exponent_factor`."""
     e = lane.exp2(exponent)
     if lane.format == "fp16":
@@ -196,7 +127,7 @@ def _unscale(fmt: str) -> float:
     return _SCALE[fmt] * _SCALE_BIAS if fmt == "bf16" else 1.0
 
 
-def _times(lane: _Lane, register: str, factor: float) -> str:
+def _times(lane: Lane, register: str, factor: float) -> str:
     """The product; no step for a factor of 1."""
     return register if factor == 1.0 else lane.mul(register, factor)
 
@@ -205,7 +136,7 @@ def _is_power_of_two(value: float) -> bool:
     return math.frexp(value)[0] == 0.5
 
 
-def _linear_near_zero(lane: _Lane, y: str, middle: float, slope: float, end: float) -> str:
+def _linear_near_zero(lane: Lane, y: str, middle: float, slope: float, end: float) -> str:
     """middle + slope x where |x| < end, y elsewhere.
 
     sigma(x) = 1/2 + x/4 - x^3/48: with a dyadic slope the first two terms make a rounding tie of many small x,
@@ -215,14 +146,14 @@ def _linear_near_zero(lane: _Lane, y: str, middle: float, slope: float, end: flo
     return lane.op("selp.f32", line, y, lane.op("setp.lt.f32", lane.op("abs.f32", "x"), end))
 
 
-def _sigmoid(lane: _Lane, n: float) -> None:
+def _sigmoid(lane: Lane, n: float) -> None:
     r = _scaled_logistic(lane, lane.mul("x", _exponent_factor(lane.format)))
     y = _times(lane, r, _unscale(lane.format) / n)
     if _is_power_of_two(n):
         _linear_near_zero(lane, y, 0.5 / n, 0.25 / n, _LINE_END)
 
 
-def _bell(lane: _Lane, rate: float, peak: float) -> None:
+def _bell(lane: Lane, rate: float, peak: float) -> None:
     """peak * 4 sigma(rate x) sigma(-rate x), even in x.
 
     FP16: r - r^2 with r = sigma(-|rate x|), in which an error of ex2 counts (1 - 2r) fold. BF16: the square of
@@ -238,16 +169,16 @@ def _bell(lane: _Lane, rate: float, peak: float) -> None:
     lane.mul(_times(lane, q, 4 * peak), q)
 
 
-def _sigmoid_slope(lane: _Lane, n: float) -> None:
+def _sigmoid_slope(lane: Lane, n: float) -> None:
     _bell(lane, 1.0, 0.25 / n)
 
 
-def _softcap(lane: _Lane, cap: float) -> None:
+def _softcap(lane: Lane, cap: float) -> None:
     """cap tanh(x/cap); -0 stays -0."""
     (_softcap_fitted if cap in _FITTED_CAPS else _softcap_any)(lane, cap)
 
 
-def _softcap_fitted(lane: _Lane, cap: float) -> None:
+def _softcap_fitted(lane: Lane, cap: float) -> None:
     """x N(z^2)/D(z^2), z = x/cap, with x cut off where the function has rounded to cap."""
     x = lane.op("min.NaN.xorsign.abs.f32", "x", _TANH_END[lane.format] * cap)
     s = lane.mul(x, x)
@@ -255,7 +186,7 @@ def _softcap_fitted(lane: _Lane, cap: float) -> None:
     lane.mul(lane.mul(x, top), lane.reciprocal(bottom))
 
 
-def _softcap_any(lane: _Lane, cap: float) -> None:
+def _softcap_any(lane: Lane, cap: float) -> None:
     """x times a polynomial for small x, else cap (2 sigma(2x/cap) - 1), which ends at cap itself whatever cap rounds to."""
     folded = 2.0**-10 <= cap <= 2.0**10  # else the powers of 1/cap could leave the range of fp32
     unit = cap if folded else 1.0
@@ -268,31 +199,31 @@ def _softcap_any(lane: _Lane, cap: float) -> None:
     lane.op("selp.f32", small, large, near)
 
 
-def _softcap_slope(lane: _Lane, cap: float) -> None:
+def _softcap_slope(lane: Lane, cap: float) -> None:
     _bell(lane, 2 / cap, 1.0)
 
 
-def _gate(lane: _Lane, sigma: str, x: str) -> None:
+def _gate(lane: Lane, sigma: str, x: str) -> None:
     """x sigma with the ties of subnormals decided."""
     lane.with_sign_of("x", lane.fma(sigma, x, _NUDGE[lane.format]))
 
 
-def _magnitude(lane: _Lane, end: float) -> str:
+def _magnitude(lane: Lane, end: float) -> str:
     """|x|, at most ``end``: no infinity meets a zero."""
     return lane.op("min.NaN.f32", lane.op("abs.f32", "x"), end)
 
 
-def _positive_part(lane: _Lane) -> str:
+def _positive_part(lane: Lane) -> str:
     """max(x, 0) with the zero of -0 and of negative x negative: max(+0, -0) is +0."""
     return lane.op("max.f32", "x", -0.0)
 
 
-def _clamped(lane: _Lane, end: float) -> str:
+def _clamped(lane: Lane, end: float) -> str:
     """x with its magnitude at most ``end``: no infinity meets a zero."""
     return lane.op("min.NaN.xorsign.abs.f32", "x", end)
 
 
-def _silu(lane: _Lane, beta: float) -> None:
+def _silu(lane: Lane, beta: float) -> None:
     """x sigma. BF16: max(x, 0) - a sigma(-beta a), a = |x|, with e = exp(-beta a) held above the subnormals by a factor 1/s.
 
     At small powers of two fp32 makes the second product a rounding tie; _TIE_BIAS makes it larger, which is right for
@@ -312,7 +243,7 @@ def _silu(lane: _Lane, beta: float) -> None:
     lane.with_sign_of("x", lane.fma(tail, -s * bias, _positive_part(lane)))
 
 
-def _silu_both(lane: _Lane, beta: float) -> tuple[str, str]:
+def _silu_both(lane: Lane, beta: float) -> tuple[str, str]:
     """Value and slope from one sigma: half the special-function work of the two. The slope is that of :func:`_silu_slope`."""
     _silu_slope(lane, beta)
     slope, sigma = lane.steps[-1].dst, next(s.dst for s in lane.steps if s.opcode.startswith("rcp"))
@@ -323,7 +254,7 @@ def _silu_both(lane: _Lane, beta: float) -> tuple[str, str]:
     return lane.steps[-1].dst, slope
 
 
-def _silu_slope(lane: _Lane, beta: float) -> None:
+def _silu_slope(lane: Lane, beta: float) -> None:
     """sigma (1 + x beta (1 - sigma))."""
     s = _SCALE[lane.format]
     x = _clamped(lane, _SATURATED / beta)
@@ -334,20 +265,20 @@ def _silu_slope(lane: _Lane, beta: float) -> None:
         _linear_near_zero(lane, y, 0.5, 0.5 * beta, _LINE_END / beta)
 
 
-def _cubic_exponent(lane: _Lane, x: str) -> tuple[str, str]:
+def _cubic_exponent(lane: Lane, x: str) -> tuple[str, str]:
     """x^2, and the exponent of gelu-tanh's logistic."""
     factor = _exponent_factor(lane.format)
     s = lane.mul(x, x)
     return s, lane.mul(x, lane.fma(s, CUBIC[1] * factor, CUBIC[0] * factor))
 
 
-def _gelu_tanh(lane: _Lane, _: float) -> None:
+def _gelu_tanh(lane: Lane, _: float) -> None:
     x = lane.op("max.NaN.f32", "x", -_CUBIC_END)
     r = _scaled_logistic(lane, _cubic_exponent(lane, x)[1])
     _gate(lane, _times(lane, r, _unscale(lane.format)), x)
 
 
-def _gelu_tanh_slope(lane: _Lane, _: float) -> None:
+def _gelu_tanh_slope(lane: Lane, _: float) -> None:
     """sigma(v) (1 + x v' (1 - sigma(v))) for the cubic v."""
     s = _SCALE[lane.format]
     x = _clamped(lane, _CUBIC_END)
@@ -358,7 +289,7 @@ def _gelu_tanh_slope(lane: _Lane, _: float) -> None:
     _times(lane, lane.mul(r, w), _unscale(lane.format))
 
 
-def _gelu(lane: _Lane, _: float) -> None:
+def _gelu(lane: Lane, _: float) -> None:
     """max(x, 0) - a Phi(-a), a = |x|.
 
     FP16 needs no nudge: its subnormals are normal numbers of fp32, where only the tie at 2^-24 is lost.
@@ -378,13 +309,13 @@ def _raised(exponent: Sequence[float]) -> list[float]:
     return [exponent[0] + _RAISED, *exponent[1:]]
 
 
-def _half_gaussian(lane: _Lane) -> tuple[str, str]:
+def _half_gaussian(lane: Lane) -> tuple[str, str]:
     """a = |x|, at most _WIDE_END, and h = exp(-a^2/4), whose square would be subnormal."""
     a = _magnitude(lane, _WIDE_END)
     return a, lane.exp2(lane.mul(lane.mul(a, a), -_LOG2E / 4))
 
 
-def _gelu_wide(lane: _Lane, _: float) -> None:
+def _gelu_wide(lane: Lane, _: float) -> None:
     """max(x, 0) - a R(a) h^2: accurate as an fp32 number down to where BF16 ends, in both formats, for products."""
     a, h = _half_gaussian(lane)
     numerator, denominator = _WIDE[lane.format]
@@ -393,7 +324,7 @@ def _gelu_wide(lane: _Lane, _: float) -> None:
     lane.with_sign_of("x", lane.fma(tail, h, lane.op("max.f32", "x", 0.0)))
 
 
-def _gelu_slope(lane: _Lane, _: float) -> None:
+def _gelu_slope(lane: Lane, _: float) -> None:
     """v = S(a) h^2 for negative x, 1 - v for the others."""
     a, h = _half_gaussian(lane)
     numerator, denominator = _SLOPE[lane.format]
@@ -403,7 +334,7 @@ def _gelu_slope(lane: _Lane, _: float) -> None:
     lane.op("selp.f32", v, lane.fma(v, -1.0, 1.0), negative)
 
 
-_BUILDERS: dict[str, tuple[Callable[[_Lane, float], None], Callable[[_Lane, float], None]]] = {
+_BUILDERS: dict[str, tuple[Callable[[Lane, float], None], Callable[[Lane, float], None]]] = {
     "sigmoid": (_sigmoid, _sigmoid_slope),
     "tanh": (_softcap, _softcap_slope),
     "softcap": (_softcap, _softcap_slope),
@@ -434,7 +365,7 @@ def steps(function: str, direction: str, format: str = "bf16", *, factor: bool =
     target, parameter = resolved(function, direction)
     if format not in _SCALE:
         raise UnknownNameError(f"no exact sequences in {format!r}; known: {', '.join(_SCALE)}")
-    lane = _Lane(format)
+    lane = Lane(format)
     forward, backward = _BUILDERS[target.family]
     if factor:
         forward = _BUILDERS_OF_FACTORS.get(target.family, forward)
@@ -445,7 +376,7 @@ def steps(function: str, direction: str, format: str = "bf16", *, factor: bool =
 def both_steps(function: str, format: str = "bf16") -> tuple[Step, ...]:
     """One sequence for a gated unit's gradients: register ``value`` is the function, ``slope`` its derivative."""
     target, parameter = resolved(function, "forward")
-    lane = _Lane(format)
+    lane = Lane(format)
     if target.family == "silu":
         value, slope = _silu_both(lane, parameter)
     else:
@@ -455,7 +386,7 @@ def both_steps(function: str, format: str = "bf16") -> tuple[Step, ...]:
     return lane.named({value: "value", slope: "slope"})
 
 
-def _last(lane: _Lane, build: Callable[[_Lane, float], None], parameter: float) -> str:
+def _last(lane: Lane, build: Callable[[Lane, float], None], parameter: float) -> str:
     """The result of a builder."""
     build(lane, parameter)
     return lane.steps[-1].dst

@@ -13,7 +13,8 @@ from polyfma.emit.lowering import SUFFIX, Block, Instruction
 from polyfma.errors import ProgramError
 from polyfma.formats import get_format
 from polyfma.ops.choice import Choice
-from polyfma.ops.exact import Step, both_steps, steps
+from polyfma.ops.exact import both_steps, steps
+from polyfma.ops.lane import Step
 
 
 def exact_block(choice: Choice, kind: str, architecture: Architecture, layout: str, inputs: Sequence[str], outputs: Sequence[str]) -> Block:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from polyfma.errors import MissingToolError
-from polyfma.ops.library import overload
+from polyfma.ops.dispatcher import overload
 from polyfma.ops.operation import INPUTS, architecture_of, operation
 from polyfma.ops.versions import TESTED_TORCH
 

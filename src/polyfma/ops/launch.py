@@ -1,7 +1,7 @@
 """Compiles a kernel for a device and launches it with one call of the CUDA driver.
 
-Triton compiles (its cache keeps the result); the launch is ours, because a call through a Triton function costs 20
-microseconds on the host where this costs about 3, and because Triton's own launcher needs a C compiler on the user's machine.
+Triton compiles (its cache keeps the result); the launch is ours, because a call through a Triton function is dear on the host, and
+because Triton's own launcher needs a C compiler on the user's machine.
 Every kernel argument is 8 bytes wide, so a launch packs them into one buffer.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from polyfma.ops.library import overload
+from polyfma.ops.dispatcher import overload
 from polyfma.ops.operation import INPUTS, OUTPUTS
 
 

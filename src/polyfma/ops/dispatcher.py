@@ -1,7 +1,7 @@
 """The operators as torch sees them: ``torch.ops.polyfma`` with kernels, fake kernels, gradients and batching rules.
 
 They are what torch.compile, export, torch.func, tensor subclasses and dispatch modes go through. A plain eager call does not
-(:mod:`polyfma.ops.eager`): the dispatcher in Python costs several times the kernel's launch. ``key`` is a Choice as text.
+(:mod:`polyfma.ops.eager`), because kernels in Python make the dispatcher dear. ``key`` is a Choice as text.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd.function import _SingleLevelFunction
 
-from polyfma.errors import DtypeError, ProgramError
+from polyfma.errors import DtypeError, ProgramError, SecondDerivativeError
 from polyfma.ops import execute
 from polyfma.ops.choice import parse
 from polyfma.ops.dtypes import DTYPES
 from polyfma.ops.operation import INPUTS, OUTPUTS
 
 NAMESPACE = "polyfma"
-_library = torch.library.Library(NAMESPACE, "DEF")
+_definitions = library.Library(NAMESPACE, "DEF")
 _KERNELS: dict[str, Callable[..., Any]] = {kind: getattr(execute, kind) for kind in INPUTS}
 
 
@@ -55,7 +55,7 @@ def _fake(kind: str) -> Callable[..., Any]:
 
 # -- gradients, reverse and forward -------------------------------------------------------------------------
 # The dispatcher calls these below torch.func's own levels, so a Function of a single level is what is due; and unlike
-# torch.library.register_autograd they do not drop a tangent where no input requires a gradient.
+# torch's own register_autograd they do not drop a tangent where no input requires a gradient.
 
 
 def _below(kind: str, keyset: Any, recorded: bool, args: tuple[Any, ...]) -> Any:
@@ -94,7 +94,7 @@ class _Forward(_SingleLevelFunction):
 
 
 def _refused(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError("polyfma.ops have no second derivative: the gradient is a program of its own; use torch's function where you need one")
+    raise SecondDerivativeError("polyfma.ops have no second derivative: the gradient is a program of its own; use torch's function where you need one")
 
 
 class _Backward(_SingleLevelFunction):
@@ -158,12 +158,12 @@ def overload(kind: str) -> Any:
 def _register(kind: str) -> None:
     arguments = ", ".join([*(f"Tensor {name}" for name in INPUTS[kind]), "str key"])
     results = ", ".join(["Tensor"] * len(OUTPUTS[kind]))
-    _library.define(f"{kind}({arguments}) -> {results if len(OUTPUTS[kind]) == 1 else f'({results})'}", tags=(torch.Tag.pt2_compliant_tag,))
+    _definitions.define(f"{kind}({arguments}) -> {results if len(OUTPUTS[kind]) == 1 else f'({results})'}", tags=(torch.Tag.pt2_compliant_tag,))
     for backend in ("CPU", "CUDA"):
-        _library.impl(kind, _checked(kind), backend)
-    _library.impl(kind, _autograd(kind), "Autograd", with_keyset=True)
-    torch.library.register_fake(f"{NAMESPACE}::{kind}", _fake(kind), lib=_library)
-    torch.library.register_vmap(f"{NAMESPACE}::{kind}", _batched(kind), lib=_library)
+        _definitions.impl(kind, _checked(kind), backend)
+    _definitions.impl(kind, _autograd(kind), "Autograd", with_keyset=True)
+    library.register_fake(f"{NAMESPACE}::{kind}", _fake(kind), lib=_definitions)
+    library.register_vmap(f"{NAMESPACE}::{kind}", _batched(kind), lib=_definitions)
 
 
 for _kind in INPUTS:
