@@ -52,14 +52,14 @@ def test_a_planted_better_program_is_found() -> None:
 def test_the_optimum_itself_is_not_pruned(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bound just above the optimum's error, the optimum (or its like) is found again."""
     best = pf.load("tanh.forward.bf16.fused-odd-d3")
-    real = proof._Case.__init__
+    real = proof.Case.__init__
 
     def looser(self, program) -> None:
         real(self, program)
         self.bound = self.error * scale
         self.low, self.high = self._intervals()
 
-    monkeypatch.setattr(proof._Case, "__init__", looser)
+    monkeypatch.setattr(proof.Case, "__init__", looser)
     found = prove(best)
     assert not found.holds and found.better["error"] <= pf.certify(best).max_abs_error * scale
 
@@ -67,12 +67,12 @@ def test_the_optimum_itself_is_not_pruned(scale: float, monkeypatch: pytest.Monk
 def test_linear_bounds_hold_for_programs_that_satisfy_the_constraints() -> None:
     """The optimum's coefficients satisfy every row at its clamp, and every bound from the duals."""
     best = pf.load("sigmoid.forward.bf16.fused-odd-relu-d3")
-    case = proof._Case(best)
+    case = proof.Case(best)
     case.bound = case.error * 1.000001
     case.low, case.high = case._intervals()
     clamp = int(np.flatnonzero(case.t == best.clamp)[0])
     c = np.array([best.const_value(f"c{k}") for k in (1, 2, 3)])
-    linear = proof._Linear(case, case.low[: clamp + 1], case.high[: clamp + 1], tuple(np.sign(c).astype(int)))
+    linear = proof.Linear(case, case.low[: clamp + 1], case.high[: clamp + 1], tuple(np.sign(c).astype(int)))
     assert linear.feasible and np.all(linear.a @ c <= linear.b + 1e-12) and np.sum(np.abs(c)) <= linear.size
     for index in range(3):
         low, high = proof._plain_range(linear, index)
@@ -80,13 +80,13 @@ def test_linear_bounds_hold_for_programs_that_satisfy_the_constraints() -> None:
     for side in (1, -1):
         bound = linear.bound(1, side, {2: float(c[2])})
         assert side * c[1] <= bound[0] + bound[3] * c[2] + 1e-12
-    values = proof._lattice(*proof._plain_range(linear, 2), int(np.sign(c[2])), 1e-6)
+    values = proof.lattice(*proof._plain_range(linear, 2), int(np.sign(c[2])), 1e-6)
     assert any(a <= c[2] <= b for a, b in values) and np.all(values[:-1, 1] <= values[1:, 0])
 
 
 def test_intervals_against_brute_force() -> None:
     """[A, B] holds exactly the s whose result keeps the error bound, tried over every value of the format."""
-    case = proof._Case(pf.load("sigmoid.forward.bf16.fused-odd-relu-d3"))
+    case = proof.Case(pf.load("sigmoid.forward.bf16.fused-odd-relu-d3"))
     every = BF16.finite_bits()
     for i in range(0, case.t.size, 97):
         t = np.broadcast_to(case.t_bits[i], every.shape)
@@ -117,7 +117,7 @@ def test_clamps_scale_with_the_function() -> None:
     best = pf.fit("softcap-50", degree=3, form="fused-odd", free=True, objective="absolute", effort="quick")
     assert best.clamp > 64
     worse = best.with_consts({"c1": int(best.consts["c1"], 16) + 1})
-    case = proof._Case(worse)
+    case = proof.Case(worse)
     assert case.t[0] <= worse.clamp <= case.t[-1] and "clamps from 1.5625 to 3200" in case.assumptions
     assert proof._clamps(case)[0].size > 0
     beyond = best.with_consts({"clamp": int(BF16.encode(4000.0))})

@@ -207,7 +207,7 @@ def _neighbours(shape: Shape, jobs: list[_Job], distances: Sequence[int]) -> lis
 
 
 def _round(code: Any, jobs: list[_Job], blocks: list[Values], samples: int, seed: int) -> None:
-    from polyfma.fit import vm
+    from polyfma.fit import search_vm
 
     starts = np.stack([j.best if np.isfinite(j.score) else j.start for j in jobs])
     best = np.stack([j.best for j in jobs])
@@ -215,7 +215,7 @@ def _round(code: Any, jobs: list[_Job], blocks: list[Values], samples: int, seed
     bounds = np.array([j.score * (1 + 1e-12) for j in jobs])
     spreads = np.array([0.35 * max(j.real_error, 1e-6) + 2e-4 for j in jobs])
     seeds = np.array([seed * 7919 + i for i in range(len(jobs))])
-    scores = vm.search_many(code.ops, np.stack([j.constants for j in jobs]), code.coefficient_slots, code.output,
+    scores = search_vm.search_many(code.ops, np.stack([j.constants for j in jobs]), code.coefficient_slots, code.output,
                             code.coefficient_format, np.stack([j.centre for j in jobs]), np.stack([j.r for j in jobs]), starts,
                             *blocks, _bias_weight(jobs[0].shape.request), bounds, samples, spreads, seeds, best)  # fmt: skip
     for job, found, coefficients in zip(jobs, scores, best, strict=True):

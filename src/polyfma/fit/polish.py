@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from polyfma.fit import vm
+from polyfma.fit import search_vm, vm
 from polyfma.fit.inputs import scored_inputs, wide_reach
 from polyfma.fit.request import Request
 from polyfma.formats import Values
@@ -35,7 +35,7 @@ def polish(program: Program, request: Request, *, keep_clamp: bool = False, kick
     blocks = [vm.layout(v) for v in (inputs.x, inputs.f, inputs.low, inputs.high, inputs.weight, slopes)]
     values = np.array([program.const_value(n) for n in names])
     bias = -1.0 if request.objective.distribution is None else request.objective.bias_weight
-    improved = vm.polish_one(code.ops, code.constants, code.coefficient_slots, code.output, code.coefficient_format, *blocks, bias, values,
+    improved = search_vm.polish_one(code.ops, code.constants, code.coefficient_slots, code.output, code.coefficient_format, *blocks, bias, values,
                              kicks, request.seed)  # fmt: skip
     if not improved:
         return program
