@@ -35,5 +35,9 @@ class SecondDerivativeError(PolyfmaError, NotImplementedError):
     """A gradient of an operator's gradient, which is a program of its own without one."""
 
 
+class ShapeError(PolyfmaError):
+    """Tensors whose shapes do not fit together, or an argument that says where in them to look."""
+
+
 class DtypeError(PolyfmaError, TypeError):
     """A tensor of a dtype or device that an operator does not take."""

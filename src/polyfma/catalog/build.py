@@ -154,6 +154,9 @@ def _named_forms() -> Iterator[Row]:
         for form, degree in (("unit-odd", 4), ("unit-odd", 5), ("unit-odd", 6)):
             yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
                       {"form": form, "objective": "logit"})  # fmt: skip
+    yield Row("tanh.forward.fp16.fp32-unit-gap-d7", "tanh", "forward", "fp16", 7, "logit", {})
+    yield Row("sigmoid.forward.bf16.odd-square-relu-d3", "sigmoid", "forward", "bf16", 3, "lattice",
+              {"form": "odd-square-relu", "objective": gating})  # fmt: skip
     for function, ulps in (("sigmoid", 2), ("tanh", 1), ("silu", 2), ("gelu", 1)):
         yield Row(f"{function}.forward.bf16.d4.monotone-{ulps}", function, "forward", "bf16", 4, "lattice", {"monotone": float(ulps)},
                   (f"{function}.forward.bf16.d4",))  # fmt: skip

@@ -11,7 +11,7 @@ from polyfma.fit.common import Fit
 from polyfma.formats import Format
 from polyfma.program import Program
 
-METHODS = ("lattice", "endpoint-ls", "sollya")
+METHODS = ("lattice", "endpoint-ls", "sollya", "logit")
 EXP2_METHODS = ("minimax", "least-squares", "published")
 
 
@@ -52,6 +52,10 @@ def _fitter(function: str, method: str) -> Callable[..., Fit]:
         from polyfma.fit.endpoint_ls import fit_endpoint_ls
 
         return fit_endpoint_ls
+    if method == "logit":
+        from polyfma.fit.logit import fit_logit
+
+        return fit_logit
     from polyfma.fit.minimax import fit_sollya
 
     return fit_sollya
@@ -62,10 +66,10 @@ def fit(function: str, direction: str = "forward", format: str | Format = "bf16"
     """Fit a Program for a function in a direction and format.
 
     ``degree`` is 1..8, by default 4. ``method`` is ``lattice`` (the search in the format, the default),
-    ``endpoint-ls`` (the published search) or ``sollya`` (its control); exp2 takes ``minimax``, ``least-squares``
+    ``endpoint-ls`` (the published search), ``sollya`` (its control) or ``logit`` (softcaps computed in fp32); exp2 takes ``minimax``, ``least-squares``
     or ``published``. Options go to the method: see :func:`polyfma.fit.lattice.fit_lattice`,
-    :func:`~polyfma.fit.endpoint_ls.fit_endpoint_ls`, :func:`~polyfma.fit.minimax.fit_sollya` and
-    :func:`~polyfma.fit.exp2.fit_exp2`. Raises FitError, UnknownNameError, CoefficientError or
+    :func:`~polyfma.fit.endpoint_ls.fit_endpoint_ls`, :func:`~polyfma.fit.minimax.fit_sollya`,
+    :func:`~polyfma.fit.logit.fit_logit` and :func:`~polyfma.fit.exp2.fit_exp2`. Raises FitError, UnknownNameError, CoefficientError or
     MissingToolError, each with one line on what is allowed.
     """
     return search(function, direction, format, degree, method, **options).program

@@ -14,6 +14,8 @@ from polyfma.functions import Function, function_scale
 from polyfma.program import Program
 from polyfma.replay import replay
 
+# The default budget of softcap attention in u = score / cap, as errors of tanh(u): relative near 0, up to 1/2, and beyond.
+NEAR_ZERO, MIDDLE, OUTER = 1 / 1024, 1 / 800, 1 / 160
 OBJECTIVES = ("weighted", "absolute", "relative", "ulp", "ulp-quarter", "logit")
 
 
@@ -108,7 +110,7 @@ class Objective:
         elif self.name == "logit":
             cap = function_scale(target)
             u = np.abs(x) / cap
-            weights = 1 / (cap * np.where(u <= 0.5, np.minimum(np.maximum(u, 2.0**-12) / 1024, 1 / 800), 1 / 160))
+            weights = 1 / (cap * np.where(u <= 0.5, np.minimum(np.maximum(u, 2.0**-12) * NEAR_ZERO, MIDDLE), OUTER))
         elif self.name == "relative":
             weights = 1 / np.maximum(magnitude, fmt.min_normal)
         else:

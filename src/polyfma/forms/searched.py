@@ -71,6 +71,27 @@ def _unit_square_q(d: Draft) -> tuple[str, str]:
     return d.horner(u, [d.const("one", 1.0), *d.coefficient_names(2, d.degree)], dst="q"), ts
 
 
+def _unit_gap_q(d: Draft) -> tuple[str, str]:
+    """q = 1 + u (c3 + u (c5 + c6 t + c7 t^2 + ...)) in u = ts^2: no even power where t is small, every power above.
+
+    An odd polynomial that is as good near 0 needs a higher degree for the tail, one in all powers has an error in t^2.
+    """
+    ts = d.clamped_signed()
+    t = d("abs", ts, dst="t")
+    u = d("mul", ts, ts, dst="u")
+    c3, *high = (d.const(name) for name in _gap_names(d.degree))
+    inner = d("fma", d.horner(t, high, dst="high"), u, c3, dst="inner")
+    return d("fma", inner, u, d.const("one", 1.0), dst="q"), ts
+
+
+def _gap_powers(degree: int) -> list[int]:
+    return [3, *range(5, degree + 1)]
+
+
+def _gap_names(degree: int) -> list[str]:
+    return [f"c{k}" for k in _gap_powers(degree)]
+
+
 def _factored_q(d: Draft) -> tuple[str, str]:
     """q = (c1 + c2 t) (1 + c3 t + c4 t^2 + ...)."""
     ts = d.clamped_signed()
@@ -182,6 +203,11 @@ def _unit_model(target: Function, x: Values, degree: int, clamp: float) -> Model
 def _unit_square_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
     t = np.minimum(x, clamp)
     return t, np.ones_like(x), powers(t, range(3, 2 * degree, 2))
+
+
+def _unit_gap_model(target: Function, x: Values, degree: int, clamp: float) -> Model:
+    t = np.minimum(x, clamp)
+    return t, np.ones_like(x), powers(t, _gap_powers(degree))
 
 
 # -- even ----------------------------------------------------------------------------------------------
@@ -348,10 +374,12 @@ def wider(form: Form, inner: Format) -> Form:
     return replace(form, name=f"{inner}-{form.name}", formula=f"{form.formula}, computed in {inner}", inner=inner.name)
 
 
+_GAP = Form("unit-gap", "ts q(t), q = 1 + c3 t^2 + t^4 (c5 + c6 t + ...)", ("odd",), _odd_ops(_unit_gap_q, _fused), _unit_gap_model,
+            _gap_names, least_degree=6)  # fmt: skip
 SEARCHED = (*_ODD, *_UNIT, *_EVEN, *_RESIDUAL)
 WIDER = tuple(
     wider(form, inner)
     for form in SEARCHED
     if form.name in ("fused-odd", "fused-odd-relu", "fused-odd-limited", "odd-square-limited", "times-sigmoid-limited", "w", "wsq")
     for inner in (FP16, FP32)
-)
+) + (wider(_GAP, FP32),)  # its last coefficients are too small a share of the value for 16 bits

@@ -1,0 +1,108 @@
+"""A mix: what each pair of scores is computed by, walked in turn. ``hardware+NAME`` alternates the GPU's tanh with a program.
+
+Pairs are what two fp32 accumulators next to each other make; packed 16-bit instructions work on both at once, and a kernel
+that gives some pairs to the special-function unit and the others to a polynomial keeps both pipes busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from polyfma import catalog
+from polyfma.errors import ProgramError, UnknownNameError
+from polyfma.folding import fold
+from polyfma.formats import FP32
+from polyfma.program import Op, Program
+
+HARDWARE = "hardware"
+EXPONENTIAL = "exponential"  # sigmoid by the hardware's exponential and reciprocal
+
+
+@dataclass(frozen=True)
+class Mix:
+    """``parts``: HARDWARE, EXPONENTIAL or a Program, one for each pair in turn."""
+
+    parts: tuple[str | Program, ...]
+
+    @cached_property
+    def text(self) -> str:
+        return "+".join(p if isinstance(p, str) else p.name for p in self.parts)
+
+    @cached_property
+    def digest(self) -> str:
+        """What a compiled kernel depends on."""
+        return "+".join(p if isinstance(p, str) else p.digest for p in self.parts)
+
+    @property
+    def programs(self) -> list[Program]:
+        return [p for p in dict.fromkeys(self.parts) if isinstance(p, Program)]
+
+    @property
+    def packed(self) -> list[Program]:
+        """The programs that compute in 16 bits throughout."""
+        return [p for p in self.programs if all(op.format != "fp32" for op in p.ops)]
+
+    def part(self, pair: int) -> str | Program:
+        return self.parts[pair % len(self.parts)]
+
+
+Given = str | Program | Mix | Sequence[str | Program]
+
+
+def parse(given: Given, function: str, words: Sequence[str]) -> Mix:
+    """The Mix of a name, a Program, names joined by ``+``, or a list of them; every program must be of ``function``, forward.
+
+    ``words`` are the parts that are no programs. Raises UnknownNameError or ProgramError.
+    """
+    if isinstance(given, Mix):
+        items: list[str | Program] = list(given.parts)
+    elif isinstance(given, str):
+        items = [part.strip() for part in given.split("+")]
+    elif isinstance(given, Program):
+        items = [given]
+    else:
+        items = list(given) if isinstance(given, Sequence) else [given]
+    if not items:
+        raise UnknownNameError(f"a mix of no programs; name {', '.join(words)} or {function} programs of the catalogue")
+    return Mix(tuple(_part(item, function, words) for item in items))
+
+
+def _part(item: object, function: str, words: Sequence[str]) -> str | Program:
+    if isinstance(item, str) and item in words:
+        return item
+    if not isinstance(item, str | Program):
+        raise ProgramError(f"a mix is made of names and Programs, not {type(item).__name__}")
+    program = catalog.load(item) if isinstance(item, str) else item
+    if (program.function, program.direction) != (function, "forward") and not program.function.startswith(f"{function}-"):
+        raise ProgramError(f"{program.name} computes {program.function} {program.direction}; a {function} forward program is needed here")
+    if any(op.op.endswith(".approx") for op in program.ops):
+        raise ProgramError(f"{program.name} is the GPU's own function; write {words[0]!r} for it here")
+    return program
+
+
+@lru_cache(maxsize=256)
+def in_fp32(program: Program) -> Program:
+    """The program with every operation in fp32 and no conversion: what it computes of an fp32 input, but for roundings.
+
+    For programs whose 16-bit operations only take in and give out, so that the roundings left away are conversions and a limit's.
+    """
+    replaced: dict[str, str] = {}
+    ops: list[Op] = []
+    for op in program.ops:
+        src = tuple(replaced.get(s, s) for s in op.src)
+        if op.op == "cvt":
+            replaced[op.dst] = src[0]
+        else:
+            ops.append(replace(op, src=src, format="fp32"))
+    consts = {name: FP32.hex(int(FP32.encode(program.const_value(name)))) for name in program.consts}
+    outputs = {label: replaced.get(name, name) for label, name in program.outputs.items()}
+    return Program(f"{program.name}.in-fp32", program.function, program.direction, "fp32", program.degree, program.form,
+                   program.inputs, consts, tuple(ops), outputs)  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def scaled(program: Program, input_scale: float, output_scale: float) -> Program:
+    """:func:`in_fp32` of output_scale * p(input_scale * x), the scales in its constants."""
+    return fold(in_fp32(program), input_scale=input_scale, output_scale=output_scale)
