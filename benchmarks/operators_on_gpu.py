@@ -14,7 +14,9 @@ import json
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,19 +67,25 @@ def _differ(got: torch.Tensor, want: torch.Tensor) -> int:
     return int((~same).sum())
 
 
-def main() -> int:
+def run_tests(files: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """pytest's exit status, and what passed, failed and was skipped with its reason, of the GPU tests in these files."""
     folder = Path(__file__).parents[1] / "tests"
     with tempfile.TemporaryDirectory() as temporary:
         report = Path(temporary) / "junit.xml"
-        status = pytest.main([*(str(folder / t) for t in TESTS), "-m", "gpu", "-q", f"--junitxml={report}"])
+        status = pytest.main([*(str(folder / t) for t in files), "-m", "gpu", "-q", f"--junitxml={report}"])
         cases = list(ElementTree.parse(report).iter("testcase"))
     failed = [c.get("name") for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skipped = {c.get("name"): s.get("message") for c in cases if (s := c.find("skipped")) is not None}
     passed = [c.get("name") for c in cases if c.get("name") not in failed and c.get("name") not in skipped]
-    record = machine() | {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "misrounded": misrounded(), "tests": passed}
-    write_text(Path(sys.argv[1]) / "operators.json", json.dumps(record, indent=1) + "\n")
     print(f"{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped")
-    return int(status)
+    return int(status), {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "tests": passed}
+
+
+def main() -> int:
+    status, outcome = run_tests(TESTS)
+    names = outcome.pop("tests")
+    write_text(Path(sys.argv[1]) / "operators.json", json.dumps(machine() | outcome | {"misrounded": misrounded(), "tests": names}, indent=1) + "\n")
+    return status
 
 
 if __name__ == "__main__":

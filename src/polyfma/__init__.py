@@ -29,6 +29,7 @@ from polyfma.errors import (
     PolyfmaError,
     ProgramError,
     SecondDerivativeError,
+    ShapeError,
     UnknownNameError,
 )
 from polyfma.fit import fit
@@ -40,7 +41,7 @@ from polyfma.program import Op, Program
 from polyfma.replay import replay
 
 __version__ = "0.1.0"
-_NEED_TORCH = ("nn", "ops")
+_NEED_TORCH = ("attention", "nn", "ops")
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -72,6 +73,7 @@ __all__ = [
     "Program",
     "ProgramError",
     "SecondDerivativeError",
+    "ShapeError",
     "UnknownNameError",
     "audit",
     "best",

@@ -44,13 +44,17 @@ def softcap(problem: Problem, cap: float) -> Tensor:
     return _merged(problem, _run(problem, softcap_mod(cap), False))
 
 
+def softmax(problem: Problem) -> Tensor:
+    return _merged(problem, _run(problem, None, False))
+
+
 def sigmoid(problem: Problem, bias: float, weight_scale: float) -> Tensor:
     out, lse = _run(problem, sigmoid_mod(bias), True)
     total = torch.exp(lse.float())[..., None] * weight_scale  # a row that sees nothing has log-sum-exp -inf
     return _merged(problem, (out.float() * total).to(out.dtype))
 
 
-def _run(problem: Problem, mod: ScoreMod, lse: bool) -> Any:
+def _run(problem: Problem, mod: ScoreMod | None, lse: bool) -> Any:
     q, k, v = (t if t.dim() == 4 else t[None] for t in (problem.q, problem.k, problem.v))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     return _compiled()(q, k, v, score_mod=mod, block_mask=_mask(problem, q.shape[2], k.shape[2]), scale=problem.scale,

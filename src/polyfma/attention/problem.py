@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,6 +33,10 @@ class Problem:
     @property
     def varlen(self) -> bool:
         return self.cu_seqlens_q is not None
+
+    def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
+        """The same call on other tensors of the same shapes."""
+        return replace(self, q=q, k=k, v=v)
 
     @property
     def groups(self) -> int:

@@ -155,8 +155,11 @@ def _named_forms() -> Iterator[Row]:
             yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
                       {"form": form, "objective": "logit"})  # fmt: skip
     yield Row("tanh.forward.fp16.fp32-unit-gap-d7", "tanh", "forward", "fp16", 7, "logit", {})
-    yield Row("sigmoid.forward.bf16.odd-square-relu-d3", "sigmoid", "forward", "bf16", 3, "lattice",
-              {"form": "odd-square-relu", "objective": gating})  # fmt: skip
+    # Weights of sigmoid attention: least expected error under normal scores, in the fewest instructions.
+    for form, degree, sigma in (("odd-square-relu", 3, 1.0), ("fused-odd-relu", 4, 1.5)):
+        objective = Objective(distribution=Distribution.normal(sigma), bias_weight=1.0)
+        yield Row(f"sigmoid.forward.bf16.{form}-d{degree}.normal", "sigmoid", "forward", "bf16", degree, "lattice",
+                  {"form": form, "objective": objective})  # fmt: skip
     for function, ulps in (("sigmoid", 2), ("tanh", 1), ("silu", 2), ("gelu", 1)):
         yield Row(f"{function}.forward.bf16.d4.monotone-{ulps}", function, "forward", "bf16", 4, "lattice", {"monotone": float(ulps)},
                   (f"{function}.forward.bf16.d4",))  # fmt: skip
@@ -354,7 +357,7 @@ def _write_better(row: Row, fit: Fit | None, *, last_step: bool = True) -> str:
     named = Program.from_dict({k: v for k, v in program.to_dict().items() if k != "digest"} | {"name": row.name, "degree": row.degree})
     candidates = 0 if fit is None else len(fit.candidates)
     fit_record = {"method": METHOD, "form": named.form, "clamp": named.clamp, "objective": request.objective.name,
-                  "distribution": "N(0, 1)" if request.objective.distribution else None, "score": score,
+                  "distribution": f"N(0, {law.sigma:g})" if (law := request.objective.distribution) else None, "score": score,
                   "score_mode": "fused", "candidates": candidates}  # fmt: skip
     path = PROGRAMS / f"{row.name}.json"
     if path.is_file() and Program.read(path).digest == named.digest and (CERTIFICATES / path.name).is_file():
