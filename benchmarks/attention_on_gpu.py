@@ -16,7 +16,7 @@ from polyfma.bench.result import machine
 from polyfma.files import write_text
 
 if __name__ == "__main__":
-    status, outcome = run_tests(["test_attention_gpu.py"])
+    status, outcome = run_tests(["test_attention_gpu.py"], workers=5)
     found = machine()
     found["versions"] |= versions_used()
     write_text(Path(sys.argv[1]) / "attention-tests.json", json.dumps(found | outcome, indent=1) + "\n")

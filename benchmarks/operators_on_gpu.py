@@ -15,6 +15,8 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +69,46 @@ def _differ(got: torch.Tensor, want: torch.Tensor) -> int:
     return int((~same).sum())
 
 
-def run_tests(files: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """pytest's exit status, and what passed, failed and was skipped with its reason, of the GPU tests in these files."""
-    folder = Path(__file__).parents[1] / "tests"
-    with tempfile.TemporaryDirectory() as temporary:
-        report = Path(temporary) / "junit.xml"
-        status = pytest.main([*(str(folder / t) for t in files), "-m", "gpu", "-q", f"--junitxml={report}"])
-        cases = list(ElementTree.parse(report).iter("testcase"))
+def run_tests(files: Sequence[str], workers: int = 1) -> tuple[int, dict[str, Any]]:
+    """pytest's worst exit status, and what passed, failed and was skipped with its reason, of the GPU tests in these files.
+
+    With several ``workers`` the tests are dealt out to processes of their own: most of what they do is compile.
+    """
+    names = _collected(files)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        runs = list(pool.map(_run, [names[i::workers] for i in range(workers)]))
+    cases = [ElementTree.fromstring(text) for _, text in runs]
+    cases = [c for root in cases for c in root.iter("testcase")]
     failed = [c.get("name") for c in cases if c.find("failure") is not None or c.find("error") is not None]
     skipped = {c.get("name"): s.get("message") for c in cases if (s := c.find("skipped")) is not None}
     passed = [c.get("name") for c in cases if c.get("name") not in failed and c.get("name") not in skipped]
     print(f"{len(passed)} passed, {len(failed)} failed, {len(skipped)} skipped")
-    return int(status), {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "tests": passed}
+    return max(status for status, _ in runs), {"passed": len(passed), "failed": len(failed), "skipped": skipped, "failures": failed, "tests": passed}
+
+
+class _Names:
+    """A pytest plugin that keeps the names of what was collected."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [str(item.path) + "::" + item.nodeid.partition("::")[2] for item in session.items]
+
+
+def _collected(files: Sequence[str]) -> list[str]:
+    found = _Names()
+    folder = Path(__file__).parents[1] / "tests"
+    pytest.main([*(str(folder / name) for name in files), "-m", "gpu", "-q", "--collect-only", "--no-summary"], plugins=[found])
+    return found.names
+
+
+def _run(names: Sequence[str]) -> tuple[int, str]:
+    """(exit status, JUnit report) of some tests."""
+    with tempfile.TemporaryDirectory() as temporary:
+        report = Path(temporary) / "junit.xml"
+        status = pytest.main([*names, "-q", "--tb=short", f"--junitxml={report}"])
+        return int(status), report.read_text(encoding="utf-8")
 
 
 def main() -> int:

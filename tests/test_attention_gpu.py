@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfma.attention import LogitBudget, choice, sigmoid_attention, softcap_attention, softmax_attention
+from polyfma.attention import LogitBudget, choice, logit_error, sigmoid_attention, softcap_attention, softmax_attention
+from polyfma.attention.mix import parse
 
 pytestmark = pytest.mark.gpu
 GAP = "tanh.forward.fp16.fp32-unit-gap-d7"
@@ -68,7 +69,7 @@ def compare(run: Any, law: Law, made: list[Tensor], causal: bool, window: Any, l
     for name, (a, b, most) in zip(("out", "dq", "dk", "dv"), pairs, strict=True):
         assert torch.isfinite(a).all(), name
         error = float((a.double() - b).norm())
-        assert error <= most * float(b.norm()) + 1e-6, (name, error / float(b.norm()))
+        assert error <= most * float(b.norm()) + 1e-5 * b.numel() ** 0.5, (name, error / float(b.norm()))
     return out
 
 
@@ -85,7 +86,7 @@ def test_softcap_forward_and_backward(shape: str) -> None:
 @pytest.mark.parametrize("cap", [5.0, 50.0])
 def test_softcap_programs(program: str, cap: float) -> None:
     made = tensors(torch.bfloat16, 128, 256, 256, 4, 2, 2.0)
-    limit = 3e-2 if "bf16" in program else 1e-2
+    limit = 5e-3 + cap * logit_error(parse(program, "tanh", ("hardware",)), 1 / (cap * math.sqrt(128))).outer
     compare(lambda q, k, v: softcap_attention(q, k, v, cap=cap, causal=True, program=program, backward=program, backend="fa4"), capped(cap), made,
             True, None, limit, 3 * limit)  # fmt: skip
 

@@ -218,12 +218,17 @@ def _errors(case: str, arms: dict[str, Arm], weights: dict[str, Weights], measur
                 out, lse = arm.forward(problem)
                 fact[f"output, scale {scale:g}"] = _relative(out[:1, :, 4:8], wanted[0])
             if scale == 1.0 and arm.backward:
-                out, lse = (arm.forward or next(iter(arms.values())).forward)(problem)  # type: ignore[misc]
-                if arm.forward is None:
-                    out, lse = arms["hardware"].forward(problem)  # type: ignore[misc]
-                grads = arm.backward(problem, out, dout, lse)
+                grads = arm.backward(problem, *_saved(arm, arms, problem, dout))
                 for label, got, want in zip(("dq", "dk", "dv"), (grads[0][:1, :, 4:8], grads[1][:1, :, 1:2], grads[2][:1, :, 1:2]), wanted[1:], strict=True):
                     fact[label] = _relative(got, want)
+
+
+def _saved(arm: Arm, arms: dict[str, Arm], problem: Problem, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(out, dout, log-sum-exp) for a backward pass: of the arm's own forward pass, or of the hardware's where it has none."""
+    run = arm.forward or arms[HARDWARE].forward
+    assert run is not None
+    out, lse = run(problem)
+    return out, dout, lse
 
 
 def _exact(problem: Problem, dout: Tensor, weights: Weights, gradients: bool) -> list[Tensor]:
@@ -248,20 +253,19 @@ def _time(case: str, shape: str, arms: dict[str, Arm], measurement: Measurement)
         if arm.forward:
             calls["forward"][name] = partial(arm.forward, problem)
         if arm.backward and shape != "16k tokens":
-            out, lse = (arm.forward or arms["hardware"].forward)(problem)  # type: ignore[misc]
-            calls["backward"][name] = partial(arm.backward, problem, out, dout, lse)
+            calls["backward"][name] = partial(arm.backward, problem, *_saved(arm, arms, problem, dout))
     for direction, timed in calls.items():
         with torch.no_grad():
             if timed:
-                _add(measurement, case, direction, tokens * batch, arms, "graph", graph_rounds(timed, GRAPH_ROUNDS))
+                _add(measurement, case, shape, direction, arms, "graph", graph_rounds(timed, GRAPH_ROUNDS))
             if timed and shape == "batch 1":
-                _add(measurement, case, direction, tokens * batch, arms, "eager", eager_rounds(timed, EAGER))
+                _add(measurement, case, shape, direction, arms, "eager", eager_rounds(timed, EAGER))
 
 
-def _add(measurement: Measurement, case: str, direction: str, tokens: int, arms: dict[str, Arm], where: str,
+def _add(measurement: Measurement, case: str, shape: str, direction: str, arms: dict[str, Arm], where: str,
          rounds: dict[str, tuple[float, ...]]) -> None:  # fmt: skip
-    function = {"b2": "softcap-50", "b3": "sigmoid", "exp2": "exp2"}[case]
-    measurement.timings += [Timing(case, function, direction, "bf16", tokens, name.removesuffix(", bias 0"), where, r, arms[name].mix)
+    function, tokens = {"b2": "softcap-50", "b3": "sigmoid", "exp2": "exp2"}[case], math.prod(SHAPES[shape])
+    measurement.timings += [Timing(f"{case} {shape}", function, direction, "bf16", tokens, name.removesuffix(", bias 0"), where, r, arms[name].mix)
                             for name, r in rounds.items()]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 bench_app = typer.Typer(no_args_is_help=True, help="Measure operators on a CUDA GPU against the alternatives.")
 app.add_typer(bench_app, name="bench")
 
+ATTENTION_CASES = ("b2", "b3")
 OutFile = Annotated[Path | None, typer.Option("--out", help="Write every round, device, versions and protocol to this JSON file.")]
 
 
@@ -63,16 +64,73 @@ def isolated_command(
 
 @bench_app.command("component")
 def component_command(
-    case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), separated by a comma.")] = "b1,b4",
+    case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), separated by a comma; or b2 (softcapped"
+                                           " attention), b3 (sigmoid attention).")] = "b1,b4",  # fmt: skip
     out_file: OutFile = None,
     as_json: Json = False,
 ) -> None:
-    """The activation of a model's block, forward and backward, with memory and rows of zeros."""
+    """A component of a model's block, forward and backward."""
     _need_torch()
     from polyfma.bench import component
 
-    cases = component.check_cases(_names("case", case, ()))
+    cases = _names("case", case, ())
+    attention = [c for c in cases if c in ATTENTION_CASES]
+    if attention and len(attention) < len(cases):
+        raise UnknownNameError(f"--case {case}: {', '.join(attention)} are attention, with results of their own; name them apart from the others")
+    if attention:
+        _attention(attention, None, out_file, as_json)
+        return
+    component.check_cases(cases)
     _measured("component", out_file, as_json, lambda progress: component.measure(cases, progress))
+
+
+@bench_app.command("attention")
+def attention_command(
+    case: Annotated[str, typer.Option(help="b2 (softcap), b3 (sigmoid), exp2, separated by commas.")] = "b2,b3,exp2",
+    tune: Annotated[bool, typer.Option("--tune", help="Make attention's defaults of this run (an H200, cases b2 and b3).")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw time against error to this .png or .svg.")] = None,
+    out_file: OutFile = None,
+    as_json: Json = False,
+) -> None:
+    """Softcapped, sigmoid and exp2 attention: every arm's time and its error against fp64."""
+    _need_torch()
+    cases = _names("case", case, ())
+    if tune and not {"b2", "b3"} <= set(cases):
+        raise UnknownNameError(f"--tune needs the cases b2 and b3, not {case}")
+    measured = _attention(cases, picture, out_file, as_json)
+    if tune:
+        from polyfma.bench import attention_defaults
+
+        attention_defaults.write(measured)
+        err.print(f"written: {attention_defaults.FILE}", markup=False)
+
+
+def _attention(cases: Sequence[str], picture: Path | None, out_file: Path | None, as_json: bool) -> Measurement:
+    from polyfma.bench.timing import need_gpu
+
+    need_gpu()
+    _need_fa4()
+    from polyfma.bench import attention
+
+    attention.check_cases(cases)
+    if picture is not None:
+        check_picture(picture)
+        check_target(picture)
+    measured = _measured("attention", out_file, as_json, lambda progress: attention.measure(cases, progress=progress))
+    if picture is not None:
+        from polyfma import plots
+        from polyfma.bench.attention_picture import time_against_error
+
+        plots.save(time_against_error(measured), picture)
+        if not as_json:
+            out.print(f"written: {picture}", markup=False)
+    return measured
+
+
+def _need_fa4() -> None:
+    from polyfma.attention.fa4 import versions
+
+    versions.check()
 
 
 @bench_app.command("host")

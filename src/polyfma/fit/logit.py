@@ -19,7 +19,7 @@ from polyfma.fit.common import Candidate, Fit, check_degree, check_length, chose
 from polyfma.fit.objective import MIDDLE, OUTER
 from polyfma.formats import Format, Values, get_format
 from polyfma.forms import get_form
-from polyfma.functions import get_function, function_scale
+from polyfma.functions import function_scale, get_function
 from polyfma.program import Program
 
 NEAR, RAMP, RELATIVE = 0.4, 0.8, 1e-5

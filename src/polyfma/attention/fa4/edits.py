@@ -41,7 +41,7 @@ def edited(method: Callable[..., Any], digest: str, edits: Sequence[Edit], teste
     write_text(path, source)
     linecache.checkcache(str(path))
     names = dict(original.__globals__)
-    exec(compile(source, str(path), "exec"), names)  # noqa: S102
+    exec(compile(source, str(path), "exec"), names)
     return names[original.__name__]
 
 

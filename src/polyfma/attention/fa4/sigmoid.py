@@ -18,7 +18,7 @@ from flash_attn.cute.softmax import Softmax
 
 from polyfma.attention.fa4.hooks import Hook, plain_softmax
 from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, widen
-from polyfma.attention.mix import EXPONENTIAL, HARDWARE, Mix
+from polyfma.attention.mix import HARDWARE, Mix
 from polyfma.program import Program
 
 LOG2_E = math.log2(math.e)
