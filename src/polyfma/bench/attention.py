@@ -215,7 +215,7 @@ def _errors(case: str, arms: dict[str, Arm], weights: dict[str, Weights], measur
             wanted = next(values for word, values in reversed(exact.items()) if name.endswith(word))
             fact = measurement.facts.setdefault(f"{case} {name}", {})
             if arm.forward:
-                out, lse = arm.forward(problem)
+                out, _lse = arm.forward(problem)
                 fact[f"output, scale {scale:g}"] = _relative(out[:1, :, 4:8], wanted[0])
             if scale == 1.0 and arm.backward:
                 grads = arm.backward(problem, *_saved(arm, arms, problem, dout))

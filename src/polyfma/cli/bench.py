@@ -65,7 +65,7 @@ def isolated_command(
 @bench_app.command("component")
 def component_command(
     case: Annotated[str, typer.Option(help="b1 (dense SiLU and SwiGLU), b4 (an expert's SwiGLU), separated by a comma; or b2 (softcapped"
-                                           " attention), b3 (sigmoid attention).")] = "b1,b4",  # fmt: skip
+                                           " attention), b3 (sigmoid attention).")] = "b1,b4",
     out_file: OutFile = None,
     as_json: Json = False,
 ) -> None:

@@ -115,8 +115,5 @@ class SoftcapBackward(Softcap):
 
     def gradient(self, acc: cute.Tensor) -> None:
         for i, (first, second) in enumerate(self.slopes):
-            if isinstance(second, str):
-                slopes = widen(first, second)
-            else:
-                slopes = (1.0 - first * first, 1.0 - second * second)
+            slopes = widen(first, second) if isinstance(second, str) else (1.0 - first * first, 1.0 - second * second)
             acc[2 * i], acc[2 * i + 1] = acc[2 * i] * slopes[0], acc[2 * i + 1] * slopes[1]
