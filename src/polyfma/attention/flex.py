@@ -1,4 +1,4 @@
-"""The functions by FlexAttention: any CUDA architecture that it serves, compiled once for each kind of call."""
+"""The functions by FlexAttention: any CUDA architecture that it serves, compiled once for each shape, cap, bias and mask."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from polyfma.attention.problem import Problem
 
 ScoreMod = Callable[..., Tensor]
+
+
+_MOST_VARIANTS = 64  # caps, biases, masks and shapes that stay compiled; past torch's own 8 it would run eagerly, with all scores
 
 
 @cache
@@ -57,8 +60,9 @@ def sigmoid(problem: Problem, bias: float, weight_scale: float) -> Tensor:
 def _run(problem: Problem, mod: ScoreMod | None, lse: bool) -> Any:
     q, k, v = (t if t.dim() == 4 else t[None] for t in (problem.q, problem.k, problem.v))
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    return _compiled()(q, k, v, score_mod=mod, block_mask=_mask(problem, q.shape[2], k.shape[2]), scale=problem.scale,
-                       enable_gqa=problem.groups > 1, return_lse=lse)  # fmt: skip
+    with torch._dynamo.config.patch(recompile_limit=_MOST_VARIANTS):
+        return _compiled()(q, k, v, score_mod=mod, block_mask=_mask(problem, q.shape[2], k.shape[2]), scale=problem.scale,
+                           enable_gqa=problem.groups > 1, return_lse=lse)  # fmt: skip
 
 
 def _merged(problem: Problem, out: Tensor) -> Tensor:
@@ -67,26 +71,35 @@ def _merged(problem: Problem, out: Tensor) -> Tensor:
 
 
 def _mask(problem: Problem, queries: int, keys: int) -> BlockMask | None:
+    if problem.cu_seqlens_q is None or problem.cu_seqlens_k is None:
+        return _dense_mask(*problem.bounds, queries, keys, problem.q.device)
+    document_q, document_k = (_documents(cu, n) for cu, n in ((problem.cu_seqlens_q, queries), (problem.cu_seqlens_k, keys)))
+    ends = (problem.cu_seqlens_k[1:] - problem.cu_seqlens_q[1:])[document_q]  # both diagonals end at a sequence's last key
     left, right = problem.bounds
-    if left is None and right is None and not problem.varlen:
-        return None
-    offset: Tensor | int = keys - queries
-    document_q = document_k = None
-    if problem.cu_seqlens_q is not None and problem.cu_seqlens_k is not None:
-        document_q, document_k = (_documents(cu, n) for cu, n in ((problem.cu_seqlens_q, queries), (problem.cu_seqlens_k, keys)))
-        ends = problem.cu_seqlens_k[1:] - problem.cu_seqlens_q[1:]  # both diagonals end at a sequence's last key
-        offset = ends[document_q]
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        distance = k - q - (offset if isinstance(offset, int) else offset[q])
-        seen = distance == distance
-        if right is not None:
-            seen = seen & (distance <= right)
-        if left is not None:
-            seen = seen & (distance >= -left)
-        return seen if document_q is None or document_k is None else seen & (document_q[q] == document_k[k])
+        return (document_q[q] == document_k[k]) & _inside(k - q - ends[q], left, right)
 
     return create_block_mask(visible, None, None, queries, keys, device=problem.q.device)
+
+
+@lru_cache(maxsize=64)
+def _dense_mask(left: int | None, right: int | None, queries: int, keys: int, device: torch.device) -> BlockMask | None:
+    if left is None and right is None:
+        return None
+
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return _inside(k - q - (keys - queries), left, right)
+
+    return create_block_mask(visible, None, None, queries, keys, device=device)
+
+
+def _inside(distance: Tensor, left: int | None, right: int | None) -> Tensor:
+    """Whether a key that far behind the diagonal (ahead, if positive) is within the window."""
+    inside = distance == distance
+    if right is not None:
+        inside = inside & (distance <= right)
+    return inside if left is None else inside & (distance >= -left)
 
 
 def _documents(cu: Tensor, tokens: int) -> Tensor:

@@ -105,6 +105,15 @@ def attention_command(
         err.print(f"written: {attention_defaults.FILE}", markup=False)
 
 
+@bench_app.command("exp2")
+def exp2_command(out_file: OutFile = None, as_json: Json = False) -> None:
+    """exp2 by itself: the fractional core and the full 2^x, in registers and over memory."""
+    _need_torch()
+    from polyfma.bench import exp2
+
+    _measured("exp2", out_file, as_json, exp2.measure)
+
+
 def _attention(cases: Sequence[str], picture: Path | None, out_file: Path | None, as_json: bool) -> Measurement:
     from polyfma.bench.timing import need_gpu
 
