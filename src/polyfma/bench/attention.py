@@ -37,6 +37,7 @@ GAP, D5, D6, B6 = "tanh.forward.fp16.fp32-unit-gap-d7", "tanh.forward.fp16.unit-
 S3, S4 = "sigmoid.forward.bf16.odd-square-relu-d3.normal", "sigmoid.forward.bf16.fused-odd-relu-d4.normal"
 SOFTCAP_MIXES = {
     "forward": (HARDWARE, GAP, f"{HARDWARE}+{GAP}", f"{HARDWARE}+{GAP}+{GAP}", f"{HARDWARE}+{HARDWARE}+{GAP}", f"{HARDWARE}+{HARDWARE}+{GAP}+{GAP}",
+                f"{HARDWARE}+{HARDWARE}+{HARDWARE}+{GAP}+{GAP}", f"{HARDWARE}+{GAP}+{GAP}+{GAP}",
                 D6, B6, f"{HARDWARE}+{D5}", f"{HARDWARE}+{D6}"),
     "backward": (HARDWARE, GAP, f"{HARDWARE}+{GAP}", D5, D6, f"{HARDWARE}+{D6}"),
 }  # fmt: skip
