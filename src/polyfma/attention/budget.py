@@ -30,18 +30,19 @@ class LogitBudget:
 
     ``relative``: |error| / |u| for |u| <= 1/2, u = score / cap. ``middle``: |error| / cap for |u| <= 1/2. ``outer``: for every score.
     ``output``: relative L2 error of a BF16 output against fp64, as measured for the arm, with q, k ~ N(0, 1) and at twice that
-    scale. Raises PolyfmaError for a bound that is not a positive number.
+    scale; ``gradient``: of dq, dk and dv at the first. Raises PolyfmaError for a bound that is not a positive number.
     """
 
     relative: float = NEAR_ZERO
     middle: float = MIDDLE
     outer: float = OUTER
     output: float = 2.5e-3
+    gradient: float = 3e-3
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise PolyfmaError(f"budget {name} = {value!r} must be a positive finite number")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise PolyfmaError(f"budget {name} = {value!r} must be a positive number, or infinity for no bound")
 
     def holds(self, error: LogitError) -> bool:
         """Whether an error is within the bounds on logits."""

@@ -10,8 +10,9 @@ Backends, by rule:
 from __future__ import annotations
 
 import json
+import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,15 @@ def arms(function: str, direction: str) -> tuple[Arm, ...]:
 
 @lru_cache(maxsize=256)
 def softcap_mix(direction: str, scale: float, budget: LogitBudget) -> Mix:
-    """The fastest measured mix within the budget. Raises PolyfmaError where none is."""
+    """The fastest measured mix within the budget: backward, its ``gradient`` and, because slopes do not care for relative errors near
+    0, only the absolute bounds on logits. Raises PolyfmaError where none is."""
+    within = budget if direction == "forward" else replace(budget, relative=math.inf)
+    most = budget.output if direction == "forward" else budget.gradient
     for arm in arms("softcap", direction):
         mix = parse(arm.mix, "tanh", (HARDWARE,))
-        if max(arm.errors.values()) <= budget.output and _holds(mix, scale, budget):
+        if max(arm.errors.values()) <= most and _holds(mix, scale, within):
             return mix
-    raise PolyfmaError(f"no measured program keeps {budget}; a wider budget or program={HARDWARE!r} is needed")
+    raise PolyfmaError(f"no measured {direction} program keeps {budget}; a wider budget or program={HARDWARE!r} is needed")
 
 
 def _holds(mix: Mix, scale: float, budget: LogitBudget) -> bool:

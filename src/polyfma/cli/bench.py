@@ -99,10 +99,11 @@ def attention_command(
         raise UnknownNameError(f"--tune needs the cases b2 and b3, not {case}")
     measured = _attention(cases, picture, out_file, as_json)
     if tune:
+        from polyfma.attention.choice import FILE
         from polyfma.bench import attention_defaults
 
         attention_defaults.write(measured)
-        err.print(f"written: {attention_defaults.FILE}", markup=False)
+        err.print(f"written: {FILE}", markup=False)
 
 
 @bench_app.command("exp2")

@@ -81,5 +81,7 @@ def _solve(basis: Callable[[Values], NDArray[np.float64]], clamp: float) -> tupl
     count = matrix.shape[1]
     solved = linprog(np.append(np.zeros(count), 1.0), A_ub=np.vstack(rows), b_ub=np.concatenate(limits),
                      bounds=[(None, None)] * count + [(0, None)], method="highs")  # fmt: skip
-    return (float(solved.fun), solved.x[:-1]) if solved.status == 0 else None
+    if solved.status != 0 or solved.x is None:
+        return None
+    return float(solved.x[-1]), solved.x[:-1]
 

@@ -30,16 +30,25 @@ SHIFT = 16.0
 
 @dataclass
 class BoundedSoftmax(Softmax):
-    """Weights 2^x of exponents that are known to be bounded: no maximum, nothing to rescale until the end."""
+    """Weights 2^x of exponents that are known to be bounded: no maximum, nothing to rescale until the end.
+
+    In tiles with a mask the sum is of weights as BF16 has them, so that a row with one visible key gives it weight 1 exactly, as a
+    running maximum does, and its gradient is 0. Every row with few keys has them there; elsewhere the roundings average out.
+    """
+
+    hook: cutlass.Constexpr = None
 
     @cute.jit
     def online_softmax(self, acc_S: cute.Tensor, is_first: cutlass.Constexpr[bool] = False, check_inf: cutlass.Constexpr[bool] = True) -> None:
         rows = layout_utils.reshape_acc_to_mn(acc_S)
         for r in cutlass.range_constexpr(cute.size(self.row_sum)):
-            weights = cute.math.exp2(rows[r, None].load(), fastmath=True)
+            rows[r, None].store(cute.math.exp2(rows[r, None].load(), fastmath=True))
+            if cutlass.const_expr(self.hook.masked):
+                for i in cutlass.range_constexpr(cute.size(rows, mode=[1]) // 2):
+                    rounded = widen(narrow(rows[r, 2 * i], rows[r, 2 * i + 1], "bf16"), "bf16")
+                    rows[r, 2 * i], rows[r, 2 * i + 1] = rounded
             before = None if cutlass.const_expr(is_first) else self.row_sum[r]
-            self.row_sum[r] = utils.fadd_reduce(weights, before, arch=self.arch)
-            rows[r, None].store(weights)
+            self.row_sum[r] = utils.fadd_reduce(rows[r, None].load(), before, arch=self.arch)
         return None  # no factor for the output
 
     def rescale_O(self, acc_O: cute.Tensor, row_scale: cute.Tensor | None) -> None:
@@ -88,7 +97,9 @@ class Softcap(Hook):
         return run(program, "packed", u)[0]
 
     def softmax(self, scale_log2: Float32, rows: int, scale: Float32) -> Softmax:
-        return plain_softmax(BoundedSoftmax if self.bounded else Softmax, Float32(1.0), rows)
+        if self.bounded:
+            return plain_softmax(BoundedSoftmax, Float32(1.0), rows, hook=self)
+        return plain_softmax(Softmax, Float32(1.0), rows)
 
 
 class SoftcapBackward(Softcap):
