@@ -108,7 +108,7 @@ def test_table3_and_the_roofline_come_from_the_checked_in_result(tmp_path) -> No
     assert (tmp_path / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("arguments", [["isolated"], ["component", "--case", "b1"], ["host"], ["programs"]])
+@pytest.mark.parametrize("arguments", [["isolated"], ["component", "--case", "b1"], ["component", "--case", "b2"], ["host"], ["programs"], ["attention"], ["exp2"]])
 def test_without_a_gpu_a_bench_says_so(arguments, tmp_path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -125,9 +125,10 @@ def test_unknown_names_are_refused() -> None:
 
 def stubbed(monkeypatch):
     """A bench that measures nothing, so that only its arguments count."""
-    from polyfma.bench import component, timing
+    from polyfma.bench import attention, component, timing
 
     monkeypatch.setattr(timing, "need_gpu", lambda: None)
+    monkeypatch.setattr(attention, "measure", lambda *_, **__: pytest.fail("measured before the arguments were checked"))
     monkeypatch.setattr(isolated, "measure", lambda *_: pytest.fail("measured before the arguments were checked"))
     monkeypatch.setattr(component, "measure", lambda *_: pytest.fail("measured before the arguments were checked"))
 
@@ -135,7 +136,9 @@ def stubbed(monkeypatch):
 @pytest.mark.parametrize("arguments", [["isolated", "--out", "folder.json"], ["isolated", "--out", ""], ["isolated", "--picture", "folder.png"],
                                        ["isolated", "--picture", "/proc/none/y.png"], ["isolated", "--picture", "x.gif"], ["isolated", "--elements", ","],
                                        ["isolated", "--elements", "-4"], ["isolated", "--function", "relu"], ["isolated", "--dtype", ""],
-                                       ["component", "--case", ","], ["component", "--case", "b2"], ["isolated", "--out", "pipe"]])  # fmt: skip
+                                       ["component", "--case", ","], ["component", "--case", "b9"], ["isolated", "--out", "pipe"], ["component", "--case", "b1,b2"],
+                                       ["attention", "--case", "b9"], ["attention", "--case", "b1"], ["attention", "--case", "exp2", "--tune"],
+                                       ["attention", "--picture", "x.gif"], ["attention", "--out", "folder.json"], ["component", "--case", "b2", "--out", ""]])  # fmt: skip
 def test_bad_arguments_are_refused_before_measuring(arguments, tmp_path, monkeypatch) -> None:
     """And a pipe or device is left as it is."""
     import os

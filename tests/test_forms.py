@@ -43,11 +43,12 @@ def served(form: Form) -> tuple[str, str]:
 def test_constants_rebuild_the_program() -> None:
     """A form builds the same program again from the values of its constants."""
     for name, form in FORMS.items():
-        values = dict.fromkeys(form.free_names(4), 0.25) | {"clamp": 2.0}
+        degree = max(4, form.least_degree)
+        values = dict.fromkeys(form.free_names(degree), 0.25) | {"clamp": 2.0}
         function, direction = served(form)
-        p = form.build("t", function, direction, "bf16", 4, values)
+        p = form.build("t", function, direction, "bf16", degree, values)
         again = {n: p.const_value(n) for n in p.consts}
-        assert form.build("t", function, direction, "bf16", 4, again) == p, name
+        assert form.build("t", function, direction, "bf16", degree, again) == p, name
 
 
 def test_every_form_propagates_nan_and_counts_what_it_says() -> None:
@@ -58,14 +59,17 @@ def test_every_form_propagates_nan_and_counts_what_it_says() -> None:
 
     for name, form in FORMS.items():
         function, direction = served(form)
-        values = dict.fromkeys(form.free_names(4), 0.25) | {"clamp": 2.0}
-        p = form.build("t", function, direction, "bf16", 4, values)
+        degree = max(4, form.least_degree)
+        values = dict.fromkeys(form.free_names(degree), 0.25) | {"clamp": 2.0}
+        p = form.build("t", function, direction, "bf16", degree, values)
         y = pf.replay(p, np.array([0x7FFF, 0xFFC0, 0x7F81], dtype=np.uint16))
         for bits in y.values() if isinstance(y, dict) else (y,):
             assert np.all(p.fmt.is_nan(bits)), name
 
 
 def test_refusals() -> None:
+    with pytest.raises(PolyfmaError, match="fp32-unit-gap begins at degree 6, not 5"):
+        get_form("fp32-unit-gap").build("t", "tanh", "forward", "fp16", 5, {})
     form = get_form("centred-odd")
     with pytest.raises(PolyfmaError, match=r"missing: c3"):
         form.build("t", "sigmoid", "forward", "bf16", 3, {"c1": 1, "c2": 1, "clamp": 1})

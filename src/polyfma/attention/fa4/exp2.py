@@ -1,8 +1,8 @@
 """Programs for 2^f inside the softmax of FlashAttention-4's SM90 kernels, beside the special-function unit.
 
-The published routing: of the pairs of a row, in tiles that no mask touches, every third goes through software (forward) or every
-eighth (backward); a row's last fragment, and whatever else, through ``ex2.approx``. Software is Cody-Waite: x = n + f with
-n = floor(x), a program for 2^f on 0 <= f < 1, and n added to its exponent.
+The published routing: of the pairs of a row every third goes through software forward, in tiles that no mask touches and but for the
+row's last fragment, and every eighth backward, where one piece of code serves all tiles; the others through ``ex2.approx``. Software is Cody-Waite: x = n + f with
+n = floor(x), a program for 2^f on 0 <= f < 1, and n added to its exponent. x = -127, to which a masked score is raised, gives exactly 0.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Exp2(Hook):
         pairs = cute.size(rows, mode=[1]) // 2
         for i in range(pairs):
             x = tuple(rows[r, 2 * i + j] * scale - shift for j in (0, 1))
-            y = self.pair(x, i % PERIOD[self.direction] == 1 and i < pairs - LAST_PAIRS)
+            y = self.pair(x, i % PERIOD[self.direction] == 1 and i < pairs - LAST_PAIRS and not self.masked)
             rows[r, 2 * i], rows[r, 2 * i + 1] = y
 
     def pair(self, x: Any, routed: bool) -> Any:
-        if self.part == HARDWARE or self.masked or not routed:
+        if self.part == HARDWARE or not routed:
             return tuple(unary("ex2.approx.ftz.f32", v) for v in x)
         return software_exp2(self.part, x, fp32=self.fp32)  # type: ignore[arg-type]
 

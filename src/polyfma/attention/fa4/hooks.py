@@ -17,9 +17,10 @@ from cutlass import Float32, cute
 from flash_attn.cute import flash_fwd_sm90, interface, utils
 from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
 from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
-from flash_attn.cute.softmax import Softmax
+from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 
 from polyfma.attention.fa4.edits import edited
+from polyfma.attention.fa4.sm100 import ForwardSm100
 from polyfma.attention.fa4.versions import TESTED
 
 _lock = threading.RLock()
@@ -47,6 +48,10 @@ class Hook:
     def softmax(self, scale_log2: Float32, rows: int, scale: Float32) -> Softmax:
         """The object that makes weights of what scores() left, in the forward pass."""
         return plain_softmax(Softmax, scale_log2 * scale, rows)
+
+    def softmax_sm100(self, scale_log2: Float32, **options: Any) -> Any:
+        """:meth:`softmax` of the SM100 kernel."""
+        return SoftmaxSm100.create(scale_log2 * options["softmax_scale"], **options)
 
     def convert(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """What turns weights into the second product's operand."""
@@ -164,10 +169,13 @@ def _scalars(aux_data: Any) -> tuple[Float32, ...]:
 def kernels(backward: type[Backward] = Backward) -> Iterator[None]:
     """FlashAttention-4's functions compile our kernels inside; one thread at a time."""
     with _lock:
-        plain = interface.FlashAttentionForwardSm90, interface.FlashAttentionBackwardSm90
-        interface.FlashAttentionForwardSm90, interface.FlashAttentionBackwardSm90 = Forward, backward
+        ours = {"FlashAttentionForwardSm90": Forward, "FlashAttentionBackwardSm90": backward, "FlashAttentionForwardSm100": ForwardSm100}
+        plain = {name: getattr(interface, name) for name in ours}
         try:
+            for name, kernel in ours.items():
+                setattr(interface, name, kernel)
             yield
         finally:
-            interface.FlashAttentionForwardSm90, interface.FlashAttentionBackwardSm90 = plain
+            for name, kernel in plain.items():
+                setattr(interface, name, kernel)
 

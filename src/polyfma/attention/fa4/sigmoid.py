@@ -14,10 +14,11 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, cute
-from flash_attn.cute.softmax import Softmax
+from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 
 from polyfma.attention.fa4.hooks import Hook, plain_softmax
 from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, widen
+from polyfma.attention.fa4.sm100 import SigmoidWeightsSm100, with_hook
 from polyfma.attention.mix import HARDWARE, Mix
 from polyfma.program import Program
 
@@ -56,6 +57,9 @@ class Sigmoid(Hook):
 
     def softmax(self, scale_log2: Float32, rows: int, scale: Float32) -> Softmax:
         return plain_softmax(SigmoidWeights, Float32(1.0), rows, hook=self)
+
+    def softmax_sm100(self, scale_log2: Float32, **options: Any) -> Any:
+        return with_hook(SigmoidWeightsSm100, SoftmaxSm100.create(Float32(1.0), **options), hook=self)
 
     def weights_of(self, acc: cute.Tensor) -> None:
         """Weights of masked scores, in fp32 in the accumulator and, packed, when the second product may take them."""

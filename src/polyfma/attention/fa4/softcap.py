@@ -14,7 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 from flash_attn.cute import utils
-from flash_attn.cute.softmax import Softmax
+from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 from quack import layout_utils
 
 from polyfma.attention.budget import rounded_scale
@@ -100,6 +100,9 @@ class Softcap(Hook):
         if self.bounded:
             return plain_softmax(BoundedSoftmax, Float32(1.0), rows, hook=self)
         return plain_softmax(Softmax, Float32(1.0), rows)
+
+    def softmax_sm100(self, scale_log2: Float32, **options: Any) -> Any:
+        return SoftmaxSm100.create(Float32(1.0), **options)
 
 
 class SoftcapBackward(Softcap):
