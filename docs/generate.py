@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attention_tables
+
 from polyfma import catalog, plots
 from polyfma.bench import isolated
+from polyfma.bench.attention_picture import time_against_error
 from polyfma.bench.result import COPIES, Timing, comparisons, read
 from polyfma.bench.roofline import roofline
 from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
@@ -273,6 +276,14 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "misrounded": misrounded_table,
         "gpu-tests": gpu_tests_table,
     },
+    ROOT / "docs" / "attention.md": {
+        "softcap": attention_tables.softcap_table,
+        "softcap-backward": attention_tables.softcap_backward_table,
+        "sigmoid": attention_tables.sigmoid_table,
+        "sigmoid-backward": attention_tables.sigmoid_backward_table,
+        "exp2": attention_tables.exp2_table,
+        "attention-tests": attention_tables.tests_table,
+    },
     ROOT / "docs" / "kernels.md": {"audit": audit_table, "rates": rates_table, "emitted": emitted_table},
 }
 
@@ -299,6 +310,7 @@ def main(check: bool) -> None:
     plots.save(plots.error_picture(program, certify(program)), IMAGES / "error.png")
     shown = [e for e in entries() if e.function in FUNCTIONS and e.direction == "forward"]
     plots.save(plots.pareto_picture(shown), IMAGES / "pareto.png")
+    plots.save(time_against_error(read(ROOT / "benchmarks" / "results" / "h200" / "attention.json")), IMAGES / "attention.png")
     plots.save(roofline(read(ROOT / "benchmarks" / "results" / "h200" / "isolated.json")), IMAGES / "roofline.png")
 
 

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 import polyfma as pf
-from polyfma.attention import LogitBudget, Mix, choice, logit_error, sigmoid_attention, softcap_attention, softmax_attention
+from polyfma.attention import (
+    LogitBudget,
+    Mix,
+    choice,
+    logit_error,
+    sigmoid_attention,
+    softcap_attention,
+    softmax_attention,
+)
 from polyfma.attention.budget import DEFAULT, packed_tanh, rounded_scale
 from polyfma.attention.mix import in_fp32, parse, scaled
 from polyfma.errors import DtypeError, PolyfmaError, ProgramError, ShapeError, UnknownNameError
@@ -132,6 +140,7 @@ BAD = {
     "program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="no-such"), UnknownNameError, "no-such"),
     "another function": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=S4), ProgramError, "a tanh forward program is needed"),
     "hardware's program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="tanh.forward.fp16.hardware"), ProgramError, "write 'hardware'"),
+    "masked keys": (lambda q, k, v: sigmoid_attention(q, k, v, program="sigmoid.forward.bf16.d4.sollya"), ProgramError, "masked score, which must weigh 0"),
     "no programs": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=[]), UnknownNameError, "a mix of no programs"),
     "a number": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=[3]), ProgramError, "not int"),
     "exp2 mix": (lambda q, k, v: softmax_attention(q, k, v, program="hardware+hardware"), PolyfmaError, "one exp2 program"),

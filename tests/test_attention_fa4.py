@@ -127,7 +127,7 @@ def test_another_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     versions.problem.cache_clear()
     monkeypatch.setattr(versions, "version", lambda package: "5.0" if package == "flash-attn-4" else versions.TESTED[package][0])
     try:
-        with pytest.raises(MissingToolError, match="flash-attn-4 5.0 is not a tested version; tested: 4.0.0b36"):
+        with pytest.raises(MissingToolError, match=r"flash-attn-4 5\.0 is not a tested version; tested: 4\.0\.0b36"):
             versions.check()
     finally:
         versions.problem.cache_clear()

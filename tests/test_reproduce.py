@@ -59,6 +59,51 @@ def test_table_8_re_makes_to_the_printed_digits() -> None:
     assert len({d["row"] for d in TABLES["table8"](quiet).rows()}) == 7
 
 
+def test_tables_4_and_9_are_ratios_of_the_checked_in_times() -> None:
+    from polyfma.bench.result import find
+    from polyfma.reproduce.checked_in import checked_in
+
+    rows = {(d["row"], d["metric"]): d for d in TABLES["table4"](quiet).rows()}
+    attention, _ = checked_in("attention", "table4", "")
+    wanted = {"case": "b2 batch 1", "where": "graph", "direction": "forward"}
+    built_in, ours = (find(attention.timings, arm=arm, **wanted) for arm in ("built-in", "2 hardware + unit-gap-d7"))
+    assert built_in and ours and rows["B2 forward: auto", "speed"]["measured"] == built_in.median_us / ours.median_us
+    assert {r.split()[0] for r, _ in rows} == {"B1", "B2", "B3", "B4"} and sum(d["published"] is not None for d in rows.values()) == 8
+    ladder = TABLES["table9"](quiet).rows()
+    printed = [v for row in published()["table9_exp2_ladder"]["rows"].values() for v in row if v is not None]
+    assert sorted(d["published"] for d in ladder if d["published"] is not None) == sorted(printed)
+    assert all(d["measured"] > 0 for d in ladder if not d["row"].startswith("80-step"))
+
+
+def test_table_4_names_what_auto_takes() -> None:
+    """The table's columns are arms by name: the ones that the defaults choose."""
+    import math
+
+    from polyfma.attention import LogitBudget, choice
+    from polyfma.reproduce import table4
+
+    pytest.importorskip("flash_attn.cute")
+    from polyfma.bench.attention import short
+
+    scale = 1 / (50 * math.sqrt(128))
+    for direction, arm in table4.AUTO.items():
+        assert arm == short(choice.softcap_mix(direction, scale, LogitBudget()).text)
+        assert table4.B3[4]["auto"][direction] == short(choice.sigmoid_mix(direction, 0.0).text)
+
+
+def test_table_10_reads_the_distances(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfma.bench.result import Measurement
+    from polyfma.reproduce import table10
+    from polyfma.reproduce.table9 import COLUMNS
+
+    facts = {f"exp2 {arm}": {"output, scale 1": 2e-3, table10.FACT: i * 1e-3} for i, arm in enumerate(COLUMNS.values(), 1)}
+    facts["exp2 all SFU"] = {"output, scale 1": 2e-3}
+    made = Measurement("attention", {}, facts=facts, machine={"device": "x"})
+    monkeypatch.setattr(table10, "checked_in", lambda *_: (made, "read from x"))
+    rows = [d for d in table10.reproduce(quiet).rows() if d["metric"] == "rel L2"]
+    assert [d["measured"] for d in rows] == [1e-3, 2e-3, 3e-3] and rows[0]["published"] == 0.0008641
+
+
 @pytest.mark.parametrize("name", sorted(FIGURES))
 def test_figures_are_written_twice(name: str, tmp_path: Path) -> None:
     files = FIGURES[name](tmp_path, quiet)

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from polyfma import catalog
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.folding import fold
 from polyfma.formats import FP32
 from polyfma.program import Op, Program
+from polyfma.replay import replay
 
 HARDWARE = "hardware"
 EXPONENTIAL = "exponential"  # sigmoid by the hardware's exponential and reciprocal
@@ -79,7 +82,17 @@ def _part(item: object, function: str, words: Sequence[str]) -> str | Program:
         raise ProgramError(f"{program.name} computes {program.function} {program.direction}; a {function} forward program is needed here")
     if any(op.op.endswith(".approx") for op in program.ops):
         raise ProgramError(f"{program.name} is the GPU's own function; write {words[0]!r} for it here")
+    if function == "sigmoid":
+        _check_masked(program)
     return program
+
+
+def _check_masked(program: Program) -> None:
+    """Raises ProgramError for a program whose weight of a masked score, -inf, is not exactly 0."""
+    found = replay(program, np.array([int(program.fmt.encode(-np.inf))], dtype=program.fmt.dtype))
+    weight = float(program.fmt.decode(found["value"] if isinstance(found, dict) else found)[0])
+    if weight != 0:
+        raise ProgramError(f"{program.name} gives {weight:g} for a masked score, which must weigh 0; take a program with exact tails")
 
 
 @lru_cache(maxsize=256)

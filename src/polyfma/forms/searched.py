@@ -377,9 +377,8 @@ def wider(form: Form, inner: Format) -> Form:
 _GAP = Form("unit-gap", "ts q(t), q = 1 + c3 t^2 + t^4 (c5 + c6 t + ...)", ("odd",), _odd_ops(_unit_gap_q, _fused), _unit_gap_model,
             _gap_names, least_degree=6)  # fmt: skip
 SEARCHED = (*_ODD, *_UNIT, *_EVEN, *_RESIDUAL)
-WIDER = tuple(
-    wider(form, inner)
-    for form in SEARCHED
-    if form.name in ("fused-odd", "fused-odd-relu", "fused-odd-limited", "odd-square-limited", "times-sigmoid-limited", "w", "wsq")
-    for inner in (FP16, FP32)
-) + (wider(_GAP, FP32),)  # its last coefficients are too small a share of the value for 16 bits
+_WIDENED = ("fused-odd", "fused-odd-relu", "fused-odd-limited", "odd-square-limited", "times-sigmoid-limited", "w", "wsq")
+WIDER = (
+    *(wider(form, inner) for form in SEARCHED if form.name in _WIDENED for inner in (FP16, FP32)),
+    wider(_GAP, FP32),  # its last coefficients are too small a share of the value for 16 bits
+)

@@ -5,30 +5,23 @@ Measured where there is a CUDA GPU, else read from the checked-in result of one,
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from polyfma.errors import PolyfmaError
 from polyfma.published import published
+from polyfma.reproduce.checked_in import checked_in, gpu
 from polyfma.reproduce.result import Cell, Result
-
-CHECKED_IN = Path(__file__).parents[3] / "benchmarks" / "results" / "h200" / "isolated.json"
 
 
 def reproduce(progress: Any) -> Result:
     """The published rows by the published protocol, and beside them device time in a CUDA graph and the exact kernel."""
     from polyfma.bench import isolated
-    from polyfma.bench.result import Measurement, find, read
+    from polyfma.bench.result import find
 
-    measurement: Measurement
-    if _gpu():
+    if gpu():
         measurement = isolated.measure(dtypes=("fp16",), progress=progress)
         source = f"measured in this run on {measurement.machine['device']}"
-    elif CHECKED_IN.is_file():
-        measurement = read(CHECKED_IN)
-        source = f"no GPU here: read from benchmarks/results/h200/{CHECKED_IN.name}, measured on {measurement.machine['device']}"
     else:
-        raise PolyfmaError("table3 needs a CUDA GPU, or a checkout of the repository with its checked-in result of one")
+        measurement, source = checked_in("isolated", "table3", "polyfma bench isolated")
     rows = published()["table3_isolated_fp16_speedup"]["rows"]
     cells: list[Cell] = []
     for row, function, direction, degree in isolated.TABLE3:
@@ -46,10 +39,3 @@ def reproduce(progress: Any) -> Result:
     )
     return Result("Table 3: isolated FP16 operators, speed against torch", tuple(cells), notes)
 
-
-def _gpu() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()
