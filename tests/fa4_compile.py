@@ -25,7 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyfma import catalog
-from polyfma.attention.fa4 import call
+from polyfma.attention.fa4 import call, score_mod
 from polyfma.attention.mix import parse
 from polyfma.attention.problem import check
 from polyfma.emit.tools import disassemble, find_tool
@@ -49,7 +49,7 @@ def counted() -> dict[str, int]:
             serial |= "serialized" in done.stderr
         ptx.unlink()
     longest = max(found, key=lambda c: c.total())
-    return {name: longest[name] for name in ("MUFU.TANH", "MUFU.EX2", "MUFU.RCP", "HFMA2", "HMNMX2", "FMNMX", "STL") if longest[name]} | {"serialized": serial}
+    return {name: longest[name] for name in ("MUFU.TANH", "MUFU.EX2", "MUFU.LG2", "MUFU.RCP", "HFMA2", "HMNMX2", "FMNMX", "STL") if longest[name]} | {"serialized": serial}
 
 
 def main() -> None:
@@ -72,6 +72,12 @@ def main() -> None:
             if ARCH == "sm_90a":
                 call.backward(problem, hooks, out, torch.empty_like(q), lse, scalars)
                 results[name]["backward"] = counted()
+        for name, mods in (("softcap", (score_mod.reciprocal_softcap(50.0), score_mod.reciprocal_softcap_bwd(50.0))),
+                           ("sigmoid", (score_mod.log_sigmoid(-8.0), score_mod.log_sigmoid_bwd(-8.0)))):  # fmt: skip
+            out, lse = call.plain_forward(problem, score_mod=mods[0])
+            results[f"{name} by score_mod"] = {"forward": counted()}
+            call.plain_backward(problem, out, torch.empty_like(q), lse, score_mod=mods[0], score_mod_bwd=mods[1])
+            results[f"{name} by score_mod"]["backward"] = counted()
     print(json.dumps(results))
 
 

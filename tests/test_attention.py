@@ -118,8 +118,8 @@ BAD = {
     "batch": (lambda q, k, v: softcap_attention(q[:1], k, v, cap=1.0), ShapeError, "q has batch 1, k 2"),
     "dim": (lambda q, k, v: softcap_attention(q[..., :4], k, v, cap=1.0), ShapeError, "head dim 4, k 8"),
     "k and v": (lambda q, k, v: softcap_attention(q, k, v[:, :3], cap=1.0), ShapeError, "k has shape"),
-    "cap 0": (lambda q, k, v: softcap_attention(q, k, v, cap=0.0), PolyfmaError, "cap = 0.0 must be a positive"),
-    "cap NaN": (lambda q, k, v: softcap_attention(q, k, v, cap=math.nan), PolyfmaError, "cap = nan"),
+    "cap 0": (lambda q, k, v: softcap_attention(q, k, v, cap=0.0), PolyfmaError, "cap = '0.0' must be a positive"),
+    "cap NaN": (lambda q, k, v: softcap_attention(q, k, v, cap=math.nan), PolyfmaError, "cap = 'nan'"),
     "cap text": (lambda q, k, v: softcap_attention(q, k, v, cap="50"), PolyfmaError, "cap = '50'"),
     "scale": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, softmax_scale=-1.0), PolyfmaError, "softmax_scale"),
     "window": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, window=(3,)), ShapeError, "window"),
@@ -130,11 +130,12 @@ BAD = {
     "cu_seqlens end": (lambda q, k, v: lengths(q, k, v, torch.int32, [0, 6], [0, 11]), ShapeError, "ascend from 0 to the 7"),
     "cu_seqlens fall": (lambda q, k, v: lengths(q, k, v, torch.int32, [0, 9, 7], [0, 5, 11]), ShapeError, "ascend"),
     "sequences": (lambda q, k, v: lengths(q, k, v, torch.int32, [0, 3, 7], [0, 11]), ShapeError, "as many"),
-    "bias NaN": (lambda q, k, v: sigmoid_attention(q, k, v, bias=math.nan), PolyfmaError, "bias = nan"),
+    "bias NaN": (lambda q, k, v: sigmoid_attention(q, k, v, bias=math.nan), PolyfmaError, "bias = 'nan'"),
     "bias of lengths": (lambda q, k, v: sigmoid_attention(q[0], k[0], v[0], cu_seqlens_q=cu(7), cu_seqlens_k=cu(11)), PolyfmaError, "bias must be given"),
     "weight_scale": (lambda q, k, v: sigmoid_attention(q, k, v, weight_scale=0.0), PolyfmaError, "weight_scale"),
-    "backend": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, backend="triton"), UnknownNameError, "auto, fa4, flex, reference"),
+    "backend": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, backend="triton"), UnknownNameError, "auto, fa4, score_mod, flex, reference"),
     "fa4 on a CPU": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, backend="fa4"), PolyfmaError, "tensors are on cpu"),
+    "score_mod on a CPU": (lambda q, k, v: sigmoid_attention(q, k, v, backend="score_mod"), PolyfmaError, "tensors are on cpu"),
     "flex on a CPU": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, backend="flex"), PolyfmaError, "needs CUDA tensors"),
     "budget": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, budget=1e-3), PolyfmaError, "LogitBudget, not float"),
     "program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="no-such"), UnknownNameError, "no-such"),
@@ -162,6 +163,20 @@ def test_bad_input_is_refused_in_one_line(case: str) -> None:
     with pytest.raises(kind, match=message) as refused:
         run(*tensors())
     assert "\n" not in str(refused.value)
+
+
+def test_calls_without_queries_or_keys_are_zeros_with_gradients() -> None:
+    for queries, keys in ((0, 5), (5, 0), (0, 0)):
+        q, k, v = (t.requires_grad_() for t in tensors(queries, keys))
+        for out in (softcap_attention(q, k, v, cap=2.0), sigmoid_attention(q, k, v, causal=True), softmax_attention(q, k, v)):
+            assert out.shape == q.shape and not out.any()
+            assert all(torch.isfinite(g).all() for g in torch.autograd.grad(out.sum(), (q, k, v)))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    q, k, v = tensors()
+    want = softcap_attention(q, k, v, cap=3.0, softmax_scale=0.5, window=(2, 1))
+    assert torch.equal(softcap_attention(q, k, v, cap=np.float32(3), softmax_scale=np.float64(0.5), window=(np.int64(2), 1)), want)
 
 
 # -- programs ------------------------------------------------------------------------------------------

@@ -88,6 +88,15 @@ def check_sigmoid_kernels_for_sm100(mix: str) -> None:
     assert counts.get("HMNMX2", 0) == COPIES * pairs(mix, S3, scores)
 
 
+def check_own_hooks(arch: str, scores: int, backward: int) -> None:
+    """A tanh a score, backward too, where the compiler finds that two hooks ask for the same one; no division."""
+    softcap, sigmoid = (compiled(arch)[f"{name} by score_mod"] for name in ("softcap", "sigmoid"))
+    assert softcap["forward"]["MUFU.TANH"] == COPIES * scores
+    assert softcap["backward"]["MUFU.TANH"] == backward
+    assert softcap["forward"].get("MUFU.RCP", 0) < 10
+    assert sigmoid["forward"]["MUFU.LG2"] >= COPIES * scores
+
+
 def test_every_kernel_for_sm90() -> None:
     """One test, because each process that asks compiles them all."""
     for mix in SOFTCAPS:
@@ -95,6 +104,7 @@ def test_every_kernel_for_sm90() -> None:
     for mix in SIGMOIDS:
         check_sigmoid_kernels_for_sm90(mix)
     check_exp2_kernels_for_sm90()
+    check_own_hooks("sm_90a", SCORES["sm_90a"], BACKWARD)
 
 
 def test_every_kernel_for_sm100() -> None:
@@ -102,6 +112,7 @@ def test_every_kernel_for_sm100() -> None:
         check_softcap_kernels_for_sm100(mix)
     for mix in SIGMOIDS:
         check_sigmoid_kernels_for_sm100(mix)
+    check_own_hooks("sm_100a", SCORES["sm_100a"], 64)
 
 
 def test_another_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_variable_lengths() -> None:
     cu_q, cu_k = (torch.tensor([0, *torch.tensor(n).cumsum(0)], dtype=torch.int32, device="cuda") for n in (lengths_q, lengths_k))
     q, k, v = (torch.randn(int(n), h, 64, device="cuda").bfloat16() for n, h in ((cu_q[-1], 4), (cu_k[-1], 2), (cu_k[-1], 2)))
     for run, law in ((lambda *a, **o: softcap_attention(*a, cap=20.0, **o), capped(20.0)), (lambda *a, **o: sigmoid_attention(*a, bias=-4.0, **o), gated(-4.0))):
-        for backend in ("fa4", "flex"):
+        for backend in ("fa4", "score_mod", "flex"):
             out = run(q, k, v, causal=True, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, backend=backend)
             for a, b, c, d in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
                 want = exact(q[None, a:b].double(), k[None, c:d].double(), v[None, c:d].double(), law, True, None)[0]
@@ -158,6 +158,15 @@ def test_exp2_programs_in_softmax(program: str) -> None:
     limit = {"hardware": 4e-3, "exp2.forward.fp16.pwl2.minimax": 1e-2}.get(program, 6e-3)
     compare(lambda q, k, v: softmax_attention(q, k, v, causal=True, program=program, backend="fa4"), soft, tensors(torch.bfloat16, 128, 512, 512, 2, 1),
             True, None, limit, 2 * limit)  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", ["gqa causal", "full, ragged", "rows that see nothing"])
+def test_own_hooks_of_flash_attention(shape: str) -> None:
+    """The construction by log-sum-exp: an oracle for the sigmoid kernels, and what other versions and architectures get."""
+    dtype, dim, causal, window, *sizes = SHAPES[shape]
+    made = tensors(dtype, dim, *sizes)
+    compare(lambda q, k, v: softcap_attention(q, k, v, cap=20.0, causal=causal, backend="score_mod"), capped(20.0), made, causal, window, 4e-3, 1e-2)
+    compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=-2.0, causal=causal, backend="score_mod"), gated(-2.0), made, causal, window, 6e-3, 1.5e-2)
 
 
 def test_flex_is_named_once_and_right() -> None:

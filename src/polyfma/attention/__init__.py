@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfma.attention import choice
 from polyfma.attention.budget import DEFAULT, LogitBudget, LogitError, logit_error
 from polyfma.attention.mix import EXPONENTIAL, HARDWARE, Given, Mix, parse
-from polyfma.attention.problem import Problem, check, positive
+from polyfma.attention.problem import Problem, check, positive, real
 from polyfma.attention.reference import reference, sigmoid_weights, softcap_weights, softmax_weights
 from polyfma.errors import PolyfmaError
 
@@ -33,7 +33,7 @@ def softcap_attention(q: Tensor, k: Tensor, v: Tensor, *, cap: float, causal: bo
 
     ``program`` computes tanh of pairs of scores: ``auto`` is the fastest measured mix within ``budget``; ``hardware``,
     catalogue names or Programs, joined by ``+`` or in a list, are taken in turn. ``backward`` likewise, for the gradient, which is
-    that of tanh at the program's value. ``backend``: auto, fa4, flex or reference, by the rules of
+    that of tanh at the program's value. ``backend``: auto, fa4, score_mod, flex or reference, by the rules of
     :mod:`polyfma.attention.choice`; only fa4 runs programs, the others compute tanh itself. Gradients are once differentiable on fa4.
 
     Raises PolyfmaError (a cap that is not a positive number, no program within the budget, a backend that cannot take the call),
@@ -51,6 +51,10 @@ def softcap_attention(q: Tensor, k: Tensor, v: Tensor, *, cap: float, causal: bo
         from polyfma.attention import flex
 
         return flex.softcap(problem, cap)
+    if where == "score_mod":
+        from polyfma.attention.fa4 import score_mod
+
+        return score_mod.softcap(problem, cap)
     from polyfma.attention.fa4 import call
 
     return call.attend(problem, call.softcap_call(*mixes, cap, problem.scale, call.FORMATS[q.dtype]))
@@ -87,6 +91,10 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, *, bias: float | None = N
         from polyfma.attention import flex
 
         return flex.sigmoid(problem, bias, weight_scale)
+    if where == "score_mod":
+        from polyfma.attention.fa4 import score_mod
+
+        return score_mod.sigmoid(problem, bias, weight_scale)
     from polyfma.attention.fa4 import call
 
     return call.attend(problem, call.sigmoid_call(*mixes, call.FORMATS[q.dtype]), (bias, weight_scale))
@@ -97,9 +105,10 @@ def _bias(problem: Problem, bias: float | None) -> float:
         if problem.varlen:
             raise PolyfmaError("bias must be given with cu_seqlens: sequences of several lengths have no one log(keys)")
         return -math.log(max(problem.k.shape[1], 1))
-    if isinstance(bias, bool) or not isinstance(bias, int | float) or not math.isfinite(bias):
-        raise PolyfmaError(f"bias = {bias!r} must be a finite number, or None for -log(keys)")
-    return float(bias)
+    number = real(bias)
+    if number is None or not math.isfinite(number):
+        raise PolyfmaError(f"bias = {str(bias)[:40]!r} must be a finite number, or None for -log(keys)")
+    return number
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None, window: Window = None,
@@ -122,6 +131,8 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, 
         from polyfma.attention import flex
 
         return flex.softmax(problem)
+    if where == "score_mod":
+        raise PolyfmaError("backend score_mod has no exp2 programs; softmax_attention runs on fa4, flex or reference")
     from polyfma.attention.fa4 import call
 
     return call.attend(problem, call.exp2_call(mix.parts[0], in_fp32))

@@ -2,9 +2,13 @@
 
 Backends, by rule:
 
-- ``reference`` (plain PyTorch): tensors on a CPU, and fp64.
+- ``reference`` (plain PyTorch): tensors on a CPU, fp64, and calls without a query or a key.
 - ``fa4``: CUDA, BF16 or FP16, compute capability 9.x, a head dim of 8 to 128 that 8 divides, a tested FlashAttention-4.
-- ``flex`` (FlexAttention): every other CUDA call; the reason is warned of once.
+- ``score_mod`` (FlashAttention-4's own hooks, without programs): what keeps a call from ``fa4`` is only the version, which is not one
+  of the tested ones, or compute capability 10.x.
+- ``flex`` (FlexAttention): every other CUDA call.
+
+The reason for either of the last two is warned of once.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.fit.objective import Distribution, expected_error
 
 FILE = Path(__file__).parent / "defaults.json"
-BACKENDS = ("auto", "fa4", "flex", "reference")
+BACKENDS = ("auto", "fa4", "score_mod", "flex", "reference")
 MEASURED = "sm_90"
 HEAD_DIMS = range(8, 129, 8)
 WEIGHTS_ERROR = 4e-3  # relative L2 error of sigmoid attention's output that "auto" allows
@@ -45,40 +49,71 @@ class Arm:
 
 
 def backend(problem: Problem, wanted: str) -> str:
-    """``fa4``, ``flex`` or ``reference``. Raises PolyfmaError where the one asked for cannot take the call, with the reason."""
+    """``fa4``, ``score_mod``, ``flex`` or ``reference``. Raises PolyfmaError where the one asked for cannot take the call, with the reason."""
     if wanted not in BACKENDS:
         raise UnknownNameError(f"unknown backend {wanted!r}; known: {', '.join(BACKENDS)}")
-    why_not = not_fa4(problem)
-    if wanted == "fa4" and why_not:
-        raise PolyfmaError(f"backend fa4 cannot take this call: {why_not}")
-    if wanted == "flex" and problem.q.device.type != "cuda":
+    if problem.empty:
+        return "reference"
+    cuda = problem.q.device.type == "cuda"
+    if wanted == "flex" and not cuda:
         raise PolyfmaError(f"backend flex needs CUDA tensors, not {problem.q.device.type}; use reference there")
+    if wanted in ("fa4", "score_mod"):
+        why_not = not_fa4(problem) if wanted == "fa4" else not_score_mod(problem)
+        if why_not:
+            raise PolyfmaError(f"backend {wanted} cannot take this call: {why_not}")
     if wanted != "auto":
         return wanted
-    if problem.q.device.type != "cuda" or problem.q.dtype == torch.float64:
+    if not cuda or problem.q.dtype == torch.float64:
         return "reference"
+    return _fastest(problem)
+
+
+def _fastest(problem: Problem) -> str:
+    """The first of fa4, score_mod and flex that takes a CUDA call; why it is not fa4 is warned of once."""
+    why_not = not_fa4(problem)
     if why_not is None:
         return "fa4"
+    found, named = ("flex", "FlexAttention") if not_score_mod(problem) else ("score_mod", "FlashAttention-4's own hooks")
     if why_not not in _warned:
         _warned.add(why_not)
-        warnings.warn(f"polyfma.attention runs on FlexAttention, without its programs: {why_not}", stacklevel=4)
-    return "flex"
+        warnings.warn(f"polyfma.attention runs on {named}, without its programs: {why_not}", stacklevel=5)
+    return found
 
 
 def not_fa4(problem: Problem) -> str | None:
-    """Why FlashAttention-4 cannot take a call, in one line."""
-    if problem.q.device.type != "cuda":
-        return f"tensors are on {problem.q.device.type}, not on a CUDA device"
-    if problem.q.dtype not in (torch.bfloat16, torch.float16):
-        return f"dtype {str(problem.q.dtype).removeprefix('torch.')}; bfloat16 and float16 are supported"
-    if problem.head_dim not in HEAD_DIMS:
-        return f"head dim {problem.head_dim}; multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} are supported"
+    """Why our kernels cannot take a call, in one line."""
+    shape = _not_for_flash_attention(problem)
+    if shape:
+        return shape
     major, minor = torch.cuda.get_device_capability(problem.q.device)
     if major != 9:
         return f"compute capability {major}.{minor}; the kernels are for 9.x"
     from polyfma.attention.fa4 import versions
 
     return versions.problem()
+
+
+def not_score_mod(problem: Problem) -> str | None:
+    """Why FlashAttention-4's own hooks cannot take a call, in one line."""
+    shape = _not_for_flash_attention(problem)
+    if shape:
+        return shape
+    major, minor = torch.cuda.get_device_capability(problem.q.device)
+    if major not in (9, 10):
+        return f"compute capability {major}.{minor}; 9.x and 10.x are supported"
+    from polyfma.attention.fa4 import versions
+
+    return versions.missing()
+
+
+def _not_for_flash_attention(problem: Problem) -> str | None:
+    if problem.q.device.type != "cuda":
+        return f"tensors are on {problem.q.device.type}, not on a CUDA device"
+    if problem.q.dtype not in (torch.bfloat16, torch.float16):
+        return f"dtype {str(problem.q.dtype).removeprefix('torch.')}; bfloat16 and float16 are supported"
+    if problem.head_dim not in HEAD_DIMS:
+        return f"head dim {problem.head_dim}; multiples of 8 from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]} are supported"
+    return None
 
 
 @cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +39,11 @@ class Problem:
     def with_tensors(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
         """The same call on other tensors of the same shapes."""
         return replace(self, q=q, k=k, v=v)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no query or no key at all."""
+        return self.q.numel() == 0 or self.k.numel() == 0
 
     @property
     def groups(self) -> int:
@@ -76,9 +83,20 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float
 
 def positive(name: str, value: object) -> float:
     """A positive finite number. Raises PolyfmaError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise PolyfmaError(f"{name} = {value!r} must be a positive finite number")
-    return float(value)
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
+        raise PolyfmaError(f"{name} = {str(value)[:40]!r} must be a positive finite number")
+    return number
+
+
+def real(value: object) -> float | None:
+    """A number, NumPy's too, as a float; None for anything else."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -119,9 +137,9 @@ def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, i
     if window is None:
         return None, None
     sides = tuple(window) if isinstance(window, tuple | list) else ()
-    if len(sides) != 2 or any(isinstance(s, bool) or not (s is None or isinstance(s, int)) for s in sides):
+    if len(sides) != 2 or any(isinstance(s, bool) or not (s is None or isinstance(s, Integral)) for s in sides):
         raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None for no limit")
-    left, right = (None if s is None or s == -1 else s for s in sides)
+    left, right = (None if s is None or s == -1 else int(s) for s in sides)
     if any(s is not None and s < 0 for s in (left, right)):
         raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None for no limit")
     return left, right

@@ -54,20 +54,26 @@ def _arguments(problem: Problem, scalars: tuple[float, ...]) -> dict[str, Any]:
     return arguments
 
 
-def forward(problem: Problem, call: Hooks, scalars: tuple[float, ...] = (), **more: Any) -> tuple[Tensor, Tensor]:
+def forward(problem: Problem, hooks: Hooks, scalars: tuple[float, ...] = ()) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp of each row: zeros for sigmoid)."""
+    return _forward(problem.q, problem.k, problem.v, hooks, _arguments(problem, scalars))
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     with kernels():
-        out, lse, *_ = interface._flash_attn_fwd(problem.q, problem.k, problem.v, score_mod=call.forward, return_lse=True,
-                                                 **_arguments(problem, scalars), **more)  # fmt: skip
+        out, lse, *_ = interface._flash_attn_fwd(q, k, v, score_mod=hooks.forward, return_lse=True, **arguments)
     return out, lse
 
 
-def backward(problem: Problem, call: Hooks, out: Tensor, grad: Tensor, lse: Tensor, scalars: tuple[float, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
+def backward(problem: Problem, hooks: Hooks, out: Tensor, grad: Tensor, lse: Tensor, scalars: tuple[float, ...] = ()) -> tuple[Tensor, ...]:
     """(dq, dk, dv)."""
-    with kernels(call.kind):
-        found = interface._flash_attn_bwd(problem.q, problem.k, problem.v, out, grad, lse, score_mod=call.backward,
-                                          score_mod_bwd=call.backward, **_arguments(problem, scalars))  # fmt: skip
-    return tuple(found[:3])  # type: ignore[return-value]
+    return _backward(problem.q, problem.k, problem.v, hooks, out, grad, lse, _arguments(problem, scalars))
+
+
+def _backward(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, out: Tensor, grad: Tensor, lse: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
+    with kernels(hooks.kind):
+        found = interface._flash_attn_bwd(q, k, v, out, grad, lse, score_mod=hooks.backward, score_mod_bwd=hooks.backward, **arguments)
+    return tuple(found[:3])
 
 
 def plain_forward(problem: Problem, score_mod_bwd: Any = None, **options: Any) -> tuple[Tensor, Tensor]:
@@ -87,22 +93,23 @@ def versions_used() -> dict[str, str]:
 
 
 class _Attention(torch.autograd.Function):
+    """``arguments`` hold no tensor that needs a gradient: what is saved is saved through autograd alone."""
+
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, call: Hooks, scalars: tuple[float, ...]) -> Tensor:  # type: ignore[override]
-        out, lse = forward(problem, call, scalars)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, arguments: dict[str, Any]) -> Tensor:
+        out, lse = _forward(q.detach(), k.detach(), v.detach(), hooks, arguments)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem, ctx.call, ctx.scalars = problem, call, scalars
+        ctx.hooks, ctx.arguments = hooks, arguments
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        problem = ctx.problem.with_tensors(q, k, v)
-        return *backward(problem, ctx.call, out, grad.contiguous(), lse, ctx.scalars), None, None, None
+        return *_backward(q, k, v, ctx.hooks, out, grad.contiguous(), lse, ctx.arguments), None, None
 
 
-def attend(problem: Problem, call: Hooks, scalars: tuple[float, ...] = ()) -> Tensor:
-    """The output, with gradients for q, k and v."""
-    detached = problem.with_tensors(*(t.detach() for t in (problem.q, problem.k, problem.v)))
-    return _Attention.apply(problem.q, problem.k, problem.v, detached, call, scalars)
+@torch.compiler.disable
+def attend(problem: Problem, hooks: Hooks, scalars: tuple[float, ...] = ()) -> Tensor:
+    """The output, with gradients for q, k and v. A compiled caller's graph ends before it and begins after it."""
+    return _Attention.apply(problem.q, problem.k, problem.v, hooks, _arguments(problem, scalars))

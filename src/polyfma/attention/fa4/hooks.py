@@ -6,11 +6,13 @@ one is traced, its methods stand in for those of FlashAttention-4; kernels witho
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from cutlass import Float32, cute
@@ -22,8 +24,16 @@ from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 from polyfma.attention.fa4.edits import edited
 from polyfma.attention.fa4.sm100 import ForwardSm100
 from polyfma.attention.fa4.versions import TESTED
+from polyfma.emit import lowering
 
 _lock = threading.RLock()
+
+
+@cache
+def _sources() -> str:
+    """A hash of what emits a hook's code: FlashAttention-4 may keep kernels on disk, under its own sources and a hook's digest."""
+    files = [*sorted(Path(__file__).parent.glob("*.py")), Path(lowering.__file__)]
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()[:16]
 
 
 class Hook:
@@ -33,7 +43,7 @@ class Hook:
     """
 
     def __init__(self, digest: str) -> None:
-        self.__cute_hash__ = f"polyfma:{type(self).__name__}:{digest}"
+        self.__cute_hash__ = f"polyfma:{_sources()}:{type(self).__name__}:{digest}"
         self.masked = False  # whether the tile in hand is masked after scores()
 
     def __repr__(self) -> str:

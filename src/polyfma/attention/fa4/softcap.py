@@ -106,10 +106,7 @@ class Softcap(Hook):
 
 
 class SoftcapBackward(Softcap):
-    """The same scores, and the derivative 1 - t^2 of each kept until the gradient comes: tanh is evaluated once.
-
-    16-bit programs keep it packed, in half the registers.
-    """
+    """The same scores, and the derivative 1 - t^2 of each kept until the gradient comes; 16-bit programs keep it packed, in half the registers."""
 
     def scores(self, acc: cute.Tensor, scale: Float32, scalars: tuple[Float32, ...]) -> None:
         self.slopes: list[Any] = []
