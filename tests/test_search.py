@@ -33,8 +33,9 @@ def test_the_machine_scores_what_the_certificate_says(name: str) -> None:
     for fmt in (BF16, FP16):
         if form.inner == fmt.name:
             continue
-        values = {n: float(rng.uniform(0.01, 0.5) * rng.choice([-1, 1])) for n in form.free_names(4)}
-        p = form.build("t", function, direction, fmt, 4, values | {"clamp": float(rng.uniform(2, 5))})
+        degree = max(4, form.least_degree)
+        values = {n: float(rng.uniform(0.01, 0.5) * rng.choice([-1, 1])) for n in form.free_names(degree)}
+        p = form.build("t", function, direction, fmt, degree, values | {"clamp": float(rng.uniform(2, 5))})
         bits = fmt.finite_bits()
         f = p.target.table(fmt).exact[bits]
         weight = 1 / np.maximum(1, np.abs(f) / 2)

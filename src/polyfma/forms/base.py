@@ -176,7 +176,7 @@ class Form:
         if not self.serves(target):
             whom = "/".join(self.families) if self.families else f"{'/'.join(self.kinds)} functions"
             raise PolyfmaError(f"form {self.name} serves {whom}; {function} {direction} is {target.shape.symmetry}")
-        if degree < self.least_degree:
+        if degree < self.least_degree and not self.hardware:
             raise PolyfmaError(f"form {self.name} begins at degree {self.least_degree}, not {degree}")
         needed = [*self.free_names(degree), *(["clamp"] if self.clamped else [])]
         missing = [n for n in needed if n not in values]
