@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from polyfma.errors import FitError
-from polyfma.fit.common import Candidate, Fit, check_degree, check_length, chosen, program_name
+from polyfma.fit.common import Candidate, Fit, Progress, check_degree, check_length, chosen, program_name
 from polyfma.fit.objective import MIDDLE, OUTER
 from polyfma.formats import Format, Values, get_format
 from polyfma.forms import get_form
@@ -30,7 +30,7 @@ METHOD = "logit"
 
 
 def fit_logit(function: str, direction: str, fmt: str | Format, degree: int, *, form: str = "fp32-unit-gap",
-              clamp: float | None = None) -> Fit:  # fmt: skip
+              clamp: float | None = None, progress: Progress | None = None) -> Fit:  # fmt: skip
     """A tanh program for softcaps, its slope at 0 exactly 1, by a linear programme for every clamp on a grid (or the given one).
 
     ``score`` is the largest error in the unit above, RELATIVE * u near 0. ``form`` is one that computes in fp32 with slope 1.
@@ -48,7 +48,10 @@ def fit_logit(function: str, direction: str, fmt: str | Format, degree: int, *, 
     grid = np.arange(*CLAMPS) if clamp is None else np.array([clamp])
     name = program_name(shape, target, f, degree, METHOD)
     found: list[tuple[Candidate, Program | None]] = []
-    for value in np.unique(f.decode(f.encode(grid))):
+    clamps = np.unique(f.decode(f.encode(grid)))
+    for done, value in enumerate(clamps):
+        if progress:
+            progress(done, len(clamps))
         solved = _solve(lambda t, limit=float(value): shape.model(target, t, degree, limit)[2], float(value))  # type: ignore[misc]
         if solved is None:
             found.append((Candidate(float(value), float(value), np.inf, "budget"), None))
