@@ -115,6 +115,39 @@ def test_every_kernel_for_sm100() -> None:
     check_own_hooks("sm_100a", SCORES["sm_100a"], 64)
 
 
+def test_kernels_of_others_are_left_alone_meanwhile() -> None:
+    """Inside our context a call without a hook makes FlashAttention-4's own kernels, and what stands in for globals is one thread's."""
+    import threading
+
+    from flash_attn.cute import interface
+    from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
+
+    from polyfma.attention.fa4 import hooks
+    from polyfma.attention.fa4.here import here
+
+    class Ours:
+        def __init__(self, **_: object) -> None:
+            pass
+
+    class Plain(Ours):
+        pass
+
+    make = hooks._chooser(Ours, Plain)
+    assert type(make(score_mod=hooks.Hook("x"))) is Ours
+    assert type(make(score_mod=None)) is type(make(score_mod=lambda: None)) is type(make()) is Plain
+    with pytest.raises(RuntimeError), hooks.kernels(), hooks.kernels(hooks.WeightsBackward):
+        assert interface.FlashAttentionForwardSm90 is not FlashAttentionForwardSm90
+        raise RuntimeError("whatever happens inside")
+    assert interface.FlashAttentionForwardSm90 is FlashAttentionForwardSm90
+    seen: list[str] = []
+    call = here(lambda: seen.append("ours"), lambda: seen.append("plain"))
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    call()
+    assert seen == ["plain", "ours"]
+
+
 def test_another_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flash_attn.cute.flash_bwd_sm90 import FlashAttentionBackwardSm90
 

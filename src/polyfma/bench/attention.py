@@ -60,7 +60,7 @@ CASES = ("b2", "b3", "exp2")
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to run a function: ``run(problem)`` gives (out, log-sum-exp), ``gradient(problem, out, dout, lse)`` (dq, dk, dv)."""
+    """One way to run a function: ``forward(problem)`` gives (out, log-sum-exp), ``backward(problem, out, dout, lse)`` (dq, dk, dv)."""
 
     forward: Callable[[Problem], tuple[Tensor, Tensor]] | None
     backward: Callable[[Problem, Tensor, Tensor, Tensor], tuple[Tensor, ...]] | None = None

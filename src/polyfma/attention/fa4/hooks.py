@@ -22,6 +22,7 @@ from flash_attn.cute.flash_fwd_sm90 import FlashAttentionForwardSm90
 from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 
 from polyfma.attention.fa4.edits import edited
+from polyfma.attention.fa4.here import here
 from polyfma.attention.fa4.sm100 import ForwardSm100
 from polyfma.attention.fa4.versions import TESTED
 from polyfma.emit import lowering
@@ -86,14 +87,16 @@ class Forward(FlashAttentionForwardSm90):
 
     def mma(self, *args: Any, **kwargs: Any) -> Any:
         hook = self.score_mod
-
-        class Bound:
-            @staticmethod
-            def create(scale_log2: Float32, num_rows: int, arch: int = 90, softmax_scale: Float32 | None = None) -> Softmax:
-                return hook.softmax(scale_log2, num_rows, softmax_scale)
-
         plain = flash_fwd_sm90.Softmax, utils.cvt_f16
-        flash_fwd_sm90.Softmax, utils.cvt_f16 = Bound, hook.convert(utils.cvt_f16)
+
+        def create(scale_log2: Float32, num_rows: int, arch: int = 90, softmax_scale: Float32 | None = None) -> Softmax:
+            return hook.softmax(scale_log2, num_rows, softmax_scale)
+
+        class Bound(plain[0]):
+            pass
+
+        Bound.create = staticmethod(here(create, plain[0].create))
+        flash_fwd_sm90.Softmax, utils.cvt_f16 = Bound, here(hook.convert(plain[1]), plain[1])
         try:
             return super().mma(*args, **kwargs)
         finally:
@@ -175,15 +178,20 @@ def _scalars(aux_data: Any) -> tuple[Float32, ...]:
     return () if aux_data is None or aux_data.scalars is None else tuple(aux_data.scalars)
 
 
+def _chooser(ours: type, plain: type) -> Callable[..., Any]:
+    """Makes our kernel for a hook and FlashAttention-4's own for whatever else is compiled meanwhile."""
+    return lambda *args, **kwargs: (ours if isinstance(kwargs.get("score_mod"), Hook) else plain)(*args, **kwargs)
+
+
 @contextmanager
 def kernels(backward: type[Backward] = Backward) -> Iterator[None]:
-    """FlashAttention-4's functions compile our kernels inside; one thread at a time."""
+    """FlashAttention-4's functions compile our kernels for hooks inside; one thread at a time."""
     with _lock:
         ours = {"FlashAttentionForwardSm90": Forward, "FlashAttentionBackwardSm90": backward, "FlashAttentionForwardSm100": ForwardSm100}
         plain = {name: getattr(interface, name) for name in ours}
         try:
             for name, kernel in ours.items():
-                setattr(interface, name, kernel)
+                setattr(interface, name, _chooser(kernel, plain[name]))
             yield
         finally:
             for name, kernel in plain.items():

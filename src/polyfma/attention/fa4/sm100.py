@@ -14,19 +14,19 @@ from flash_attn.cute import flash_fwd_sm100
 from flash_attn.cute.flash_fwd_sm100 import FlashAttentionForwardSm100
 from flash_attn.cute.softmax import SoftmaxSm100
 
+from polyfma.attention.fa4.here import here
+
 
 class ForwardSm100(FlashAttentionForwardSm100):
     """The forward kernel of a hook."""
 
     def softmax_loop(self, *args: Any, **kwargs: Any) -> Any:
-        hook = self.score_mod
-
-        class Bound:
-            @staticmethod
-            def create(scale_log2: Float32, **options: Any) -> SoftmaxSm100:
-                return hook.softmax_sm100(scale_log2, **options)
-
         plain = flash_fwd_sm100.SoftmaxSm100
+
+        class Bound(plain):
+            pass
+
+        Bound.create = staticmethod(here(self.score_mod.softmax_sm100, plain.create))
         flash_fwd_sm100.SoftmaxSm100 = Bound
         try:
             return super().softmax_loop(*args, **kwargs)
