@@ -142,6 +142,10 @@ BAD = {
     "another function": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=S4), ProgramError, "a tanh forward program is needed"),
     "hardware's program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="tanh.forward.fp16.hardware"), ProgramError, "write 'hardware'"),
     "masked keys": (lambda q, k, v: sigmoid_attention(q, k, v, program="sigmoid.forward.bf16.d4.sollya"), ProgramError, "masked score, which must weigh 0"),
+    "a factor folded in": (lambda q, k, v: sigmoid_attention(q, k, v, program="sigmoid-4096.forward.bf16.two-row-d3.endpoint-ls"), ProgramError, "weight_scale"),
+    "empty part": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="+hardware"), UnknownNameError, "has an empty part"),
+    "sparse": (lambda q, k, v: softcap_attention(q.to_sparse(), k, v, cap=1.0), DtypeError, "layout sparse_coo"),
+    "causal": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, causal="no"), PolyfmaError, "causal = 'no'"),
     "no programs": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=[]), UnknownNameError, "a mix of no programs"),
     "a number": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=[3]), ProgramError, "not int"),
     "exp2 mix": (lambda q, k, v: softmax_attention(q, k, v, program="hardware+hardware"), PolyfmaError, "one exp2 program"),
@@ -201,6 +205,8 @@ def test_errors_of_mixes_are_those_of_their_worst_part() -> None:
     both = logit_error(parse(f"hardware+{GAP}+{D6}", "tanh", words))
     for name in ("relative", "middle", "outer"):
         assert getattr(both, name) == max(getattr(e, name) for e in alone.values())
+    assert logit_error(f"hardware+{GAP}+{D6}") == both
+    assert LogitBudget(outer=np.float32(0.5)).outer == 0.5
     assert DEFAULT.holds(alone["hardware"]) and DEFAULT.holds(alone[GAP])
     assert not DEFAULT.holds(logit_error(parse("tanh.forward.bf16.d3", "tanh", words)))  # small |p - tanh|, large logit error
 

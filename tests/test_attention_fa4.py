@@ -15,6 +15,7 @@ from polyfma.errors import MissingToolError
 pytest.importorskip("flash_attn.cute")
 pytest.importorskip("triton")  # brings ptxas, cuobjdump and nvdisasm
 GAP, D6 = "tanh.forward.fp16.fp32-unit-gap-d7", "tanh.forward.fp16.unit-odd-d6"
+COUPLED = "sigmoid.forward.bf16.coupled-d3.endpoint-ls"
 S3 = "sigmoid.forward.bf16.odd-square-relu-d3.normal"
 SOFTCAPS = ("hardware", GAP, f"hardware+hardware+{GAP}", f"hardware+{D6}")
 SIGMOIDS = ("hardware", "exponential", S3, f"hardware+{S3}")
@@ -63,6 +64,14 @@ def check_sigmoid_kernels_for_sm90(mix: str) -> None:
         assert not counts["serialized"]
 
 
+def check_coupled_kernels(arch: str) -> None:
+    """Forward the value alone, backward with its own derivative: more multiplications there a pair."""
+    both = compiled(arch)[f"sigmoid {COUPLED}"]
+    assert not both["forward"].get("MUFU.TANH") and not both["forward"]["serialized"]
+    if "backward" in both:
+        assert both["backward"]["HFMA2"] / (BACKWARD // 2) > both["forward"]["HFMA2"] / (COPIES * SCORES[arch] // 2)
+
+
 def check_exp2_kernels_for_sm90() -> None:
     """Every third pair forward, of 16 in each of a thread's two rows less the last two, in the one piece of code without a mask; every eighth backward."""
     software = {"forward": 2 * len([i for i in range(14) if i % 3 == 1]), "backward": len([i for i in range(16) if i % 8 == 1])}
@@ -104,6 +113,7 @@ def test_every_kernel_for_sm90() -> None:
     for mix in SIGMOIDS:
         check_sigmoid_kernels_for_sm90(mix)
     check_exp2_kernels_for_sm90()
+    check_coupled_kernels("sm_90a")
     check_own_hooks("sm_90a", SCORES["sm_90a"], BACKWARD)
 
 
@@ -112,6 +122,7 @@ def test_every_kernel_for_sm100() -> None:
         check_softcap_kernels_for_sm100(mix)
     for mix in SIGMOIDS:
         check_sigmoid_kernels_for_sm100(mix)
+    check_coupled_kernels("sm_100a")
     check_own_hooks("sm_100a", SCORES["sm_100a"], 64)
 
 

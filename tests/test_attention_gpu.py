@@ -128,11 +128,12 @@ def test_sigmoid_programs(program: str) -> None:
             tensors(torch.bfloat16, 128, 256, 256, 4, 2), True, None, limit, 5 * limit)  # fmt: skip
 
 
-def test_coupled_derivative_and_weight_scale() -> None:
-    name = "sigmoid.forward.bf16.two-row-d3.endpoint-ls"
+@pytest.mark.parametrize("name", ["sigmoid.forward.bf16.two-row-d3.endpoint-ls", "sigmoid.forward.bf16.coupled-d3.endpoint-ls"])
+def test_published_programs_and_weight_scale(name: str) -> None:
+    """The coupled one gives its own derivative beside the value."""
     q, k, v, dout = tensors(torch.bfloat16, 128, 256, 256, 4, 2)
     narrow = [t.clone().requires_grad_() for t in (q, k, v)]
-    out = sigmoid_attention(*narrow, bias=0.0, weight_scale=1 / 256, program=name, backend="fa4")
+    out = sigmoid_attention(*narrow, bias=0.0, weight_scale=1 / 256, program=name, backward=name, backend="fa4")
     grads = torch.autograd.grad(out, narrow, dout)
     wide = [t.double().requires_grad_() for t in (q, k, v)]
     want = exact(*wide, lambda s, seen: torch.sigmoid(s) / 256, False, None)

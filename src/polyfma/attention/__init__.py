@@ -12,8 +12,9 @@ from torch import Tensor
 from polyfma.attention import choice
 from polyfma.attention.budget import DEFAULT, LogitBudget, LogitError, logit_error
 from polyfma.attention.mix import EXPONENTIAL, HARDWARE, Given, Mix, parse
-from polyfma.attention.problem import Problem, check, positive, real
+from polyfma.attention.problem import Problem, check
 from polyfma.attention.reference import reference, sigmoid_weights, softcap_weights, softmax_weights
+from polyfma.attention.scalars import positive, real
 from polyfma.errors import PolyfmaError
 
 __all__ = ["LogitBudget", "LogitError", "Mix", "logit_error", "sigmoid_attention", "softcap_attention", "softmax_attention"]

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from polyfma.attention.mix import HARDWARE, Mix, in_fp32
+from polyfma.attention.mix import HARDWARE, Given, in_fp32, parse
+from polyfma.attention.scalars import real
 from polyfma.errors import PolyfmaError
 from polyfma.fit.objective import MIDDLE, NEAR_ZERO, OUTER
 from polyfma.formats import FP32, Values, get_format
@@ -41,7 +42,8 @@ class LogitBudget:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            number = real(value)
+            if number is None or not number > 0:
                 raise PolyfmaError(f"budget {name} = {value!r} must be a positive number, or infinity for no bound")
 
     def holds(self, error: LogitError) -> bool:
@@ -65,9 +67,10 @@ class LogitError:
         return cls(*(max(getattr(e, name) for e in errors) for name in ("relative", "middle", "outer")))
 
 
-def logit_error(mix: Mix, scale: float = 1 / (50 * math.sqrt(128))) -> LogitError:
-    """The worst of a mix's parts. ``scale`` is softmax_scale / cap, which 16-bit programs round to their format once, and the
+def logit_error(given: Given, scale: float = 1 / (50 * math.sqrt(128))) -> LogitError:
+    """The worst of a mix's parts (``hardware``, tanh programs). ``scale`` is softmax_scale / cap, which 16-bit programs round to their format once, and the
     scores again: both are counted, on a dense grid of fp32 scores."""
+    mix = parse(given, "tanh", (HARDWARE,))
     hardware = LogitError(_TANH_APPROX, _TANH_APPROX * math.tanh(0.5), _TANH_APPROX)
     packed = mix.packed
     return LogitError.worst([hardware] * (HARDWARE in mix.parts) + [_program_error(p, scale, p in packed) for p in mix.programs])

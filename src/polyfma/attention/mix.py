@@ -67,6 +67,8 @@ def parse(given: Given, function: str, words: Sequence[str]) -> Mix:
         items = [given]
     else:
         items = list(given) if isinstance(given, Sequence) else [given]
+    if any(isinstance(item, str) and not item for item in items):
+        raise UnknownNameError(f"mix {str(given)[:60]!r} has an empty part; parts are {', '.join(words)} or {function} programs, joined by +")
     if not items:
         raise UnknownNameError(f"a mix of no programs; name {', '.join(words)} or {function} programs of the catalogue")
     return Mix(tuple(_part(item, function, words) for item in items))
@@ -78,7 +80,9 @@ def _part(item: object, function: str, words: Sequence[str]) -> str | Program:
     if not isinstance(item, str | Program):
         raise ProgramError(f"a mix is made of names and Programs, not {type(item).__name__}")
     program = catalog.load(item) if isinstance(item, str) else item
-    if (program.function, program.direction) != (function, "forward") and not program.function.startswith(f"{function}-"):
+    if program.function.startswith("sigmoid-") and function == "sigmoid":
+        raise ProgramError(f"{program.name} has a factor in its constants; take a sigmoid program and weight_scale, which costs nothing")
+    if (program.function, program.direction) != (function, "forward"):
         raise ProgramError(f"{program.name} computes {program.function} {program.direction}; a {function} forward program is needed here")
     if any(op.op.endswith(".approx") for op in program.ops):
         raise ProgramError(f"{program.name} is the GPU's own function; write {words[0]!r} for it here")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from polyfma.attention.scalars import positive
 from polyfma.errors import DtypeError, PolyfmaError, ShapeError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -64,6 +64,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float
           cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:  # fmt: skip
     """The Problem. Raises ShapeError, DtypeError or PolyfmaError with what was given and what is allowed."""
     _check_tensors(q, k, v)
+    if not isinstance(causal, bool):
+        raise PolyfmaError(f"causal = {str(causal)[:40]!r} must be True or False")
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ShapeError("cu_seqlens_q and cu_seqlens_k go together: give both for sequences of several lengths, or neither")
     rank = 4 if cu_seqlens_q is None else 3
@@ -78,31 +80,15 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float
     if cu_seqlens_q is not None and cu_seqlens_k is not None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ShapeError(f"cu_seqlens_q has {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k {len(cu_seqlens_k) - 1}; they must be as many")
     scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else positive("softmax_scale", softmax_scale)
-    return Problem(q, k, v, scale, bool(causal), _window(window), cu_seqlens_q, cu_seqlens_k)
-
-
-def positive(name: str, value: object) -> float:
-    """A positive finite number. Raises PolyfmaError."""
-    number = real(value)
-    if number is None or not 0 < number < math.inf:
-        raise PolyfmaError(f"{name} = {str(value)[:40]!r} must be a positive finite number")
-    return number
-
-
-def real(value: object) -> float | None:
-    """A number, NumPy's too, as a float; None for anything else."""
-    if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    return Problem(q, k, v, scale, causal, _window(window), cu_seqlens_q, cu_seqlens_k)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, Tensor):
             raise DtypeError(f"{name} must be a torch.Tensor, not {type(t).__name__}")
+        if t.layout != torch.strided:
+            raise DtypeError(f"{name} has layout {str(t.layout).removeprefix('torch.')}; dense (strided) tensors are needed")
     if len({t.dtype for t in (q, k, v)}) > 1 or q.dtype not in DTYPES:
         allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
         raise DtypeError(f"q, k and v have dtypes {', '.join(str(t.dtype).removeprefix('torch.') for t in (q, k, v))}; one of {allowed} for all three")

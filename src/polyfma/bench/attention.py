@@ -41,9 +41,10 @@ SOFTCAP_MIXES = {
                 D6, B6, f"{HARDWARE}+{D5}", f"{HARDWARE}+{D6}"),
     "backward": (HARDWARE, GAP, f"{HARDWARE}+{GAP}", D5, D6, f"{HARDWARE}+{D6}"),
 }  # fmt: skip
+PUBLISHED = "sigmoid.forward.bf16.coupled-d3.endpoint-ls"
 SIGMOID_MIXES = {
-    "forward": (EXPONENTIAL, HARDWARE, S3, S4, f"{HARDWARE}+{S3}", f"{HARDWARE}+{S4}", "sigmoid.forward.bf16.d3"),
-    "backward": (EXPONENTIAL, HARDWARE, S3, S4),
+    "forward": (EXPONENTIAL, HARDWARE, S3, S4, f"{HARDWARE}+{S3}", f"{HARDWARE}+{S4}", "sigmoid.forward.bf16.d3", PUBLISHED),
+    "backward": (EXPONENTIAL, HARDWARE, S3, S4, PUBLISHED),
 }
 BIASES = {"bias 0": 0.0, "bias -log n": None}
 EXP2 = {"D3 fp32": ("exp2.forward.fp16.d3.published", True), "PWL2 fp16": ("exp2.forward.fp16.pwl2.minimax", False),

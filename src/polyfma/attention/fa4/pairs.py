@@ -13,7 +13,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from polyfma.emit.lowering import SUFFIX, lower, opcode
+from polyfma.emit.lowering import SUFFIX, lower, needed_ops, opcode
 from polyfma.emit.triton import inline_asm
 from polyfma.formats import get_format
 from polyfma.program import Op, Program, Straightline
@@ -75,8 +75,8 @@ def both(value: float, fmt: str) -> Int32:
 
 
 @dataclass(frozen=True, eq=False)
-class Head(Straightline):
-    """A program without its last operation: its results are that operation's operands."""
+class Part(Straightline):
+    """Some of a program's operations, with what they give."""
 
     name: str
     format: str
@@ -87,14 +87,20 @@ class Head(Straightline):
 
 
 @cache
-def head_of(program: Program) -> Head:
-    """All but the last operation of a program with one output."""
+def value_of(program: Program) -> Part:
+    """What a program's output ``value`` needs, without another output's operations."""
+    return Part(f"{program.name}.value", program.format, program.inputs, program.consts, needed_ops(program, ("value",)), {"value": program.outputs["value"]})
+
+
+@cache
+def head_of(program: Part) -> Part:
+    """All but the last operation of a part with one output: that operation's operands."""
     kept = [name for name in program.ops[-1].src if name not in program.consts]
-    return Head(f"{program.name}.head", program.format, program.inputs, program.consts, program.ops[:-1], {n: n for n in kept})
+    return Part(f"{program.name}.head", program.format, program.inputs, program.consts, program.ops[:-1], {n: n for n in kept})
 
 
-def finish(program: Program, values: Sequence[Int32]) -> Int32:
-    """The last operation of a program on what :func:`head_of` gave, where it stands."""
+def finish(program: Part, values: Sequence[Int32]) -> Int32:
+    """The last operation of a part on what :func:`head_of` gave, where it stands."""
     last, given = program.ops[-1], iter(values)
     operands = [both(program.const_value(n), program.format) if n in program.consts else next(given) for n in last.src]
     return packed(last.op, program.format, *operands, in_place=True)

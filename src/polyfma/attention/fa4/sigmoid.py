@@ -17,7 +17,7 @@ from cutlass import Float32, Int32, cute
 from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 
 from polyfma.attention.fa4.hooks import Hook, plain_softmax
-from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, widen
+from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, value_of, widen
 from polyfma.attention.fa4.sm100 import SigmoidWeightsSm100, with_hook
 from polyfma.attention.mix import HARDWARE, Mix
 from polyfma.program import Program
@@ -68,12 +68,13 @@ class Sigmoid(Hook):
             part, x = self.mix.part(i), (acc[2 * i], acc[2 * i + 1])
             if isinstance(part, Program):
                 shifted = tuple(v * self.scale + self.bias for v in x)
+                value = value_of(part)
                 if part.format == self.operand:
-                    values = run(head_of(part), "f32-packed", *shifted)
-                    self.operands.append(lambda part=part, values=values: finish(part, values))
-                    acc[2 * i], acc[2 * i + 1] = widen(run(part, "f32-packed", *shifted)[0], part.format)
+                    values = run(head_of(value), "f32-packed", *shifted)
+                    self.operands.append(lambda value=value, values=values: finish(value, values))
+                    acc[2 * i], acc[2 * i + 1] = widen(run(value, "f32-packed", *shifted)[0], part.format)
                     continue
-                acc[2 * i], acc[2 * i + 1] = run(part, "f32", *shifted)
+                acc[2 * i], acc[2 * i + 1] = run(value, "f32", *shifted)
             else:
                 acc[2 * i], acc[2 * i + 1] = (self.exact(part, v) for v in x)
             self.operands.append(lambda i=i: narrow(acc[2 * i], acc[2 * i + 1], self.operand, in_place=True))
@@ -112,8 +113,9 @@ class SigmoidBackward(Sigmoid):
             w = tuple(self.exact(part, v) for v in x)
         else:
             values = run(part, "f32", *(v * self.scale + self.bias for v in x))
-            if len(values) == 4:
-                return values[:2], values[2:]
+            if "derivative" in part.outputs:
+                by_output = dict(zip(part.outputs, (values[:2], values[2:]), strict=True))
+                return by_output["value"], by_output["derivative"]
             w = values
         return w, tuple(v - v * v for v in w)
 
