@@ -238,6 +238,16 @@ def test_scales_are_in_the_constants() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5)  # fp32 roundings of terms of up to four times the sum
 
 
+def test_an_offset_costs_nothing_after_a_multiplication() -> None:
+    p, x = pf.load(GAP), pf.FP32.encode(np.random.default_rng().uniform(-9000, 9000, 10_000))
+    plain, moved = scaled(p, 0.0017, 72.0), scaled(p, 0.0017, 72.0, -16.0)
+    assert len(moved.ops) == len(plain.ops) and moved.ops[-1].op == "fma"
+    got, want = (pf.FP32.decode(pf.replay(program, x)) for program in (moved, plain))
+    np.testing.assert_allclose(got, want - 16.0, atol=2e-5)
+    other = pf.load("tanh.forward.fp16.fp32-fused-odd-limited-d8")  # ends in a limit
+    assert scaled(other, 1.0, 1.0, -16.0).ops[-1].op == "add"
+
+
 def test_auto_keeps_its_budget_and_a_stricter_one_takes_the_hardware() -> None:
     scale = 1 / (50 * math.sqrt(128))
     for direction in ("forward", "backward"):

@@ -120,6 +120,16 @@ def in_fp32(program: Program) -> Program:
 
 
 @lru_cache(maxsize=256)
-def scaled(program: Program, input_scale: float, output_scale: float) -> Program:
-    """:func:`in_fp32` of output_scale * p(input_scale * x), the scales in its constants."""
-    return fold(in_fp32(program), input_scale=input_scale, output_scale=output_scale)
+def scaled(program: Program, input_scale: float, output_scale: float, offset: float = 0.0) -> Program:
+    """:func:`in_fp32` of output_scale * p(input_scale * x) + offset: scales in its constants, the offset in its last multiplication."""
+    folded = fold(in_fp32(program), input_scale=input_scale, output_scale=output_scale)
+    if not offset:
+        return folded
+    ((label, result),), last = folded.outputs.items(), folded.ops[-1]
+    consts = {**folded.consts, "offset": FP32.hex(int(FP32.encode(offset)))}
+    if last.op == "mul" and last.dst == result:
+        ops = (*folded.ops[:-1], Op("fma", result, (*last.src, "offset"), "fp32"))
+    else:
+        ops, result = (*folded.ops, Op("add", "moved", (result, "offset"), "fp32")), "moved"
+    return Program(f"{folded.name}.offset{offset:g}".replace("+", ""), folded.function, folded.direction, "fp32", folded.degree, folded.form,
+                   folded.inputs, consts, ops, {label: result})  # fmt: skip

@@ -82,8 +82,7 @@ class Softcap(Hook):
         for i in range(cute.size(acc) // 2):
             part, x = self.mix.part(i), (acc[2 * i], acc[2 * i + 1])
             if isinstance(part, Program) and part not in self.mix.packed:
-                y = run(scaled(part, self.unit, self.exponent), "f32", *x)
-                acc[2 * i], acc[2 * i + 1] = (v - shift for v in y) if shift else y
+                acc[2 * i], acc[2 * i + 1] = run(scaled(part, self.unit, self.exponent, -shift), "f32", *x)
             else:
                 acc[2 * i], acc[2 * i + 1] = (t * self.exponent - shift for t in self._tanh(part, x))
 
