@@ -66,11 +66,12 @@ def sigmoid_backward_table() -> str:
 
 
 def exp2_table() -> str:
-    errors = {"output, scale 1": "output", "dq": "dq", "distance from all SFU": "from all SFU"}
-    forward = _table("attention-exp2", "exp2", "forward", {"all SFU": "over all SFU"}, errors)
+    forward = _table("attention-exp2", "exp2", "forward", {"all SFU": "over all SFU"}, {"output, scale 1": "output"})
     return forward + "\nBackward:\n\n" + _table("attention-exp2", "exp2", "backward", {"all SFU": "over all SFU"}, {})
 
 
 def tests_table() -> str:
     run = json.loads((RESULTS / "attention-tests.json").read_text(encoding="utf-8"))
-    return f"{run['passed']} tests passed and {run['failed']} failed on one {run['device']} (flash-attn-4 {run['versions']['flash-attn-4']}, torch {run['versions']['torch']}).\n"
+    failed = f" ({', '.join(run['failures'])})" if run["failures"] else ""
+    return (f"{run['passed']} tests passed and {run['failed']} failed{failed} on one {run['device']}, at commit {run['commit']}"
+            f" (flash-attn-4 {run['versions']['flash-attn-4']}, torch {run['versions']['torch']}).\n")  # fmt: skip

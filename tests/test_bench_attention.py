@@ -98,9 +98,10 @@ def test_defaults_are_the_mixes_fastest_first(measurement: Measurement) -> None:
         attention_defaults.defaults(measurement)
 
 
-def test_unknown_cases_are_refused() -> None:
+def test_unknown_cases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "need_gpu", lambda: None)
     with pytest.raises(UnknownNameError, match="b2, b3, exp2"):
-        attention.check_cases(["b9"])
+        attention.measure(["b9"])
 
 
 def test_short_names() -> None:

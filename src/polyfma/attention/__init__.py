@@ -133,7 +133,9 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, 
 
         return flex.softmax(problem)
     if where == "score_mod":
-        raise PolyfmaError("backend score_mod has no exp2 programs; softmax_attention runs on fa4, flex or reference")
+        from polyfma.attention.fa4 import score_mod
+
+        return score_mod.softmax(problem)
     from polyfma.attention.fa4 import call
 
     return call.attend(problem, call.exp2_call(mix.parts[0], in_fp32))

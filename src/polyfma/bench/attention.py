@@ -24,9 +24,8 @@ from polyfma.attention.fa4.softcap import Softcap, SoftcapBackward
 from polyfma.attention.mix import EXPONENTIAL, HARDWARE, parse
 from polyfma.attention.problem import Problem, check
 from polyfma.attention.reference import Weights, reference, sigmoid_weights, softcap_weights, softmax_weights
-from polyfma.bench.result import Measurement, Timing
+from polyfma.bench.result import Measurement, Timing, check_cases
 from polyfma.bench.timing import GRAPH_PROTOCOL, Call, EagerProtocol, eager_rounds, graph_rounds, need_gpu
-from polyfma.errors import UnknownNameError
 
 CAP, HEADS, KV_HEADS, DIM = 50.0, 32, 8, 128
 SHAPES = {"batch 1": (1, 4096), "batch 4": (4, 4096), "16k tokens": (1, 16384)}
@@ -71,7 +70,7 @@ class Arm:
 def measure(cases: Sequence[str] = CASES, shapes: Sequence[str] = tuple(SHAPES), progress: Callable[..., None] = lambda *_: None) -> Measurement:
     """Every arm of the cases at every shape, forward and backward."""
     need_gpu()
-    check_cases(cases)
+    check_cases(cases, CASES)
     measurement = Measurement("attention", PROTOCOL)
     measurement.machine["versions"] |= call.versions_used()
     for done, case in enumerate(cases):
@@ -84,14 +83,6 @@ def measure(cases: Sequence[str] = CASES, shapes: Sequence[str] = tuple(SHAPES),
             _time(case, shape, arms, measurement)
     progress(len(cases), len(cases))
     return measurement
-
-
-def check_cases(cases: Sequence[str]) -> Sequence[str]:
-    """The cases. Raises UnknownNameError for one that is not here."""
-    for case in cases:
-        if case not in CASES:
-            raise UnknownNameError(f"unknown case {case!r}; known: {', '.join(CASES)}")
-    return cases
 
 
 # -- arms ----------------------------------------------------------------------------------------------

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from polyfma.bench.arms import swiglu_arms, swiglu_autograd_arms, unary_arms
-from polyfma.bench.result import COPIES, Measurement, Timing
+from polyfma.bench.result import COPIES, Measurement, Timing, check_cases
 from polyfma.bench.timing import GRAPH_PROTOCOL, Call, EagerProtocol, eager_rounds, graph_rounds, need_gpu
-from polyfma.errors import UnknownNameError
 from polyfma.ops import execute
 from polyfma.ops.choice import choose
 
@@ -35,7 +34,7 @@ PROTOCOL = {
 def measure(cases: Sequence[str] = ("b1", "b4"), progress: Callable[..., None] = lambda *_: None) -> Measurement:
     """Every arm of the cases, forward and backward, BF16."""
     need_gpu()
-    check_cases(cases)
+    check_cases(cases, CASES)
     measurement = Measurement("component", PROTOCOL)
     steps = [(case, d) for case in cases for d in ("forward", "backward")]
     for done, (case, direction) in enumerate(steps):
@@ -43,14 +42,6 @@ def measure(cases: Sequence[str] = ("b1", "b4"), progress: Callable[..., None] =
         _measure_case(case, direction, measurement)
     progress(len(steps), len(steps))
     return measurement
-
-
-def check_cases(cases: Sequence[str]) -> Sequence[str]:
-    """The cases. Raises UnknownNameError for one that is not here."""
-    for case in cases:
-        if case not in CASES:
-            raise UnknownNameError(f"unknown case {case!r}; known: {', '.join(CASES)}")
-    return cases
 
 
 def _inputs(shape: tuple[int, int], zero_rows: float = 0.0) -> list[Tensor]:

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from polyfma.errors import PolyfmaError
+from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.files import write_text
 
 SCHEMA = 1
@@ -85,6 +85,14 @@ def _timing(data: dict[str, Any]) -> Timing:
 def find(timings: Iterable[Timing], **wanted: Any) -> Timing | None:
     """The first timing whose fields have these values."""
     return next((t for t in timings if all(getattr(t, k) == v for k, v in wanted.items())), None)
+
+
+def check_cases(cases: Sequence[str], known: Iterable[str]) -> Sequence[str]:
+    """The cases of a bench. Raises UnknownNameError for one that is not among the known."""
+    for case in cases:
+        if case not in known:
+            raise UnknownNameError(f"unknown case {case!r}; known: {', '.join(known)}")
+    return cases
 
 
 COPIES = ("copy kernel", "cuda memcpy")

@@ -72,6 +72,7 @@ def component_command(
     """A component of a model's block, forward and backward."""
     _need_torch()
     from polyfma.bench import component
+    from polyfma.bench.result import check_cases
 
     cases = _names("case", case, ())
     attention = [c for c in cases if c in ATTENTION_CASES]
@@ -80,7 +81,7 @@ def component_command(
     if attention:
         _attention(attention, None, out_file, as_json)
         return
-    component.check_cases(cases)
+    check_cases(cases, component.CASES)
     _measured("component", out_file, as_json, lambda progress: component.measure(cases, progress))
 
 
@@ -121,8 +122,9 @@ def _attention(cases: Sequence[str], picture: Path | None, out_file: Path | None
     need_gpu()
     _need_fa4()
     from polyfma.bench import attention
+    from polyfma.bench.result import check_cases
 
-    attention.check_cases(cases)
+    check_cases(cases, attention.CASES)
     if picture is not None:
         check_picture(picture)
         check_target(picture)

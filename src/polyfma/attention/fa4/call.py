@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -59,8 +60,13 @@ def forward(problem: Problem, hooks: Hooks, scalars: tuple[float, ...] = ()) -> 
     return _forward(problem.q, problem.k, problem.v, hooks, _arguments(problem, scalars))
 
 
+def _on(tensor: Tensor) -> AbstractContextManager[Any]:
+    """The tensor's device as the current one, which is where FlashAttention-4 launches; nothing where there is only a compiler."""
+    return torch.cuda.device(tensor.device) if torch.cuda.is_available() else nullcontext()
+
+
 def _forward(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    with kernels():
+    with kernels(), _on(q):
         out, lse, *_ = interface._flash_attn_fwd(q, k, v, score_mod=hooks.forward, return_lse=True, **arguments)
     return out, lse
 
@@ -71,7 +77,7 @@ def backward(problem: Problem, hooks: Hooks, out: Tensor, grad: Tensor, lse: Ten
 
 
 def _backward(q: Tensor, k: Tensor, v: Tensor, hooks: Hooks, out: Tensor, grad: Tensor, lse: Tensor, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
-    with kernels(hooks.kind):
+    with kernels(hooks.kind), _on(q):
         found = interface._flash_attn_bwd(q, k, v, out, grad, lse, score_mod=hooks.backward, score_mod_bwd=hooks.backward, **arguments)
     return tuple(found[:3])
 

@@ -5,8 +5,8 @@ Everything here runs while CuTe traces a kernel. A 16-bit pair is one Int32 regi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from cutlass import Float32, Int32
@@ -16,7 +16,7 @@ from cutlass.cutlass_dsl import T
 from polyfma.emit.lowering import SUFFIX, lower, needed_ops, opcode
 from polyfma.emit.triton import inline_asm
 from polyfma.formats import get_format
-from polyfma.program import Op, Program, Straightline
+from polyfma.program import Program, Straightline
 
 Operand = Float32 | Int32
 _TYPES = {"b32": (Int32, T.i32), "f32": (Float32, T.f32)}
@@ -74,33 +74,21 @@ def both(value: float, fmt: str) -> Int32:
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
 
 
-@dataclass(frozen=True, eq=False)
-class Part(Straightline):
-    """Some of a program's operations, with what they give."""
-
-    name: str
-    format: str
-    inputs: tuple[str, ...]
-    consts: Mapping[str, str]
-    ops: tuple[Op, ...]
-    outputs: Mapping[str, str]
-
-
 @cache
-def value_of(program: Program) -> Part:
+def value_of(program: Program) -> Program:
     """What a program's output ``value`` needs, without another output's operations."""
-    return Part(f"{program.name}.value", program.format, program.inputs, program.consts, needed_ops(program, ("value",)), {"value": program.outputs["value"]})
+    return replace(program, name=f"{program.name}.value", ops=needed_ops(program, ("value",)), outputs={"value": program.outputs["value"]})
 
 
 @cache
-def head_of(program: Part) -> Part:
-    """All but the last operation of a part with one output: that operation's operands."""
+def head_of(program: Program) -> Program:
+    """All but the last operation of a program with one output: its outputs are that operation's operands."""
     kept = [name for name in program.ops[-1].src if name not in program.consts]
-    return Part(f"{program.name}.head", program.format, program.inputs, program.consts, program.ops[:-1], {n: n for n in kept})
+    return replace(program, name=f"{program.name}.head", ops=program.ops[:-1], outputs={n: n for n in kept})
 
 
-def finish(program: Part, values: Sequence[Int32]) -> Int32:
-    """The last operation of a part on what :func:`head_of` gave, where it stands."""
+def finish(program: Program, values: Sequence[Int32]) -> Int32:
+    """The last operation of a program on what :func:`head_of` gave, where it stands."""
     last, given = program.ops[-1], iter(values)
     operands = [both(program.const_value(n), program.format) if n in program.consts else next(given) for n in last.src]
     return packed(last.op, program.format, *operands, in_place=True)

@@ -76,8 +76,13 @@ def sigmoid(problem: Problem, bias: float, weight_scale: float) -> Tensor:
     return (out.float() * total).to(out.dtype)
 
 
+def softmax(problem: Problem) -> Tensor:
+    """FlashAttention-4 as it is."""
+    return _run(problem, None, None)[0]
+
+
 @torch.compiler.disable
-def _run(problem: Problem, score_mod: Callable[..., Any], score_mod_bwd: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+def _run(problem: Problem, score_mod: Callable[..., Any] | None, score_mod_bwd: Callable[..., Any] | None) -> tuple[Tensor, Tensor]:
     options: dict[str, Any] = {"softmax_scale": problem.scale, "causal": problem.causal, "window_size": problem.window, "return_lse": True,
                                "score_mod": score_mod, "score_mod_bwd": score_mod_bwd}  # fmt: skip
     if not problem.varlen:
