@@ -66,7 +66,8 @@ def sigmoid_backward_table() -> str:
 
 
 def exp2_table() -> str:
-    forward = _table("attention-exp2", "exp2", "forward", {"all SFU": "over all SFU"}, {"output, scale 1": "output"})
+    errors = {"output, scale 1": "output", "dq": "dq", "distance from all SFU": "from all SFU"}
+    forward = _table("attention-exp2", "exp2", "forward", {"all SFU": "over all SFU"}, errors)
     return forward + "\nBackward:\n\n" + _table("attention-exp2", "exp2", "backward", {"all SFU": "over all SFU"}, {})
 
 

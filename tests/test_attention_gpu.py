@@ -167,6 +167,7 @@ def test_own_hooks_of_flash_attention(shape: str) -> None:
     dtype, dim, causal, window, *sizes = SHAPES[shape]
     made = tensors(dtype, dim, *sizes)
     compare(lambda q, k, v: softcap_attention(q, k, v, cap=20.0, causal=causal, backend="score_mod"), capped(20.0), made, causal, window, 4e-3, 1e-2)
+    compare(lambda q, k, v: softmax_attention(q, k, v, causal=causal, backend="score_mod"), soft, made, causal, window, 4e-3, 1e-2)
     compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=-2.0, causal=causal, backend="score_mod"), gated(-2.0), made, causal, window, 6e-3, 1.5e-2)
 
 
