@@ -33,6 +33,7 @@ from polyfma.emit.tools import disassemble, find_tool
 GAP, D6 = "tanh.forward.fp16.fp32-unit-gap-d7", "tanh.forward.fp16.unit-odd-d6"
 COUPLED = "sigmoid.forward.bf16.coupled-d3.endpoint-ls"
 S3 = "sigmoid.forward.bf16.odd-square-relu-d3.normal"
+WIDE = "sigmoid.forward.bf16.fp32-fused-odd-limited-d6"  # its last operation is a conversion
 OPCODE = re.compile(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P[0-9T]+\s+)?([A-Z0-9_.]+)")
 
 
@@ -57,7 +58,7 @@ def main() -> None:
     scale = 128**-0.5
     softcaps = {text: call.softcap_call(mix, mix, 50.0, scale, "bf16") for text in ("hardware", GAP, f"hardware+hardware+{GAP}", f"hardware+{D6}")
                 for mix in [parse(text, "tanh", ("hardware",))]}  # fmt: skip
-    sigmoids = {text: call.sigmoid_call(mix, mix, "bf16") for text in ("hardware", "exponential", S3, f"hardware+{S3}", COUPLED)
+    sigmoids = {text: call.sigmoid_call(mix, mix, "bf16") for text in ("hardware", "exponential", S3, f"hardware+{S3}", COUPLED, *([WIDE] if ARCH == "sm_90a" else []))
                 for mix in [parse(text, "sigmoid", ("hardware", "exponential"))]}  # fmt: skip
     arms = {**{f"softcap {t}": (c, ()) for t, c in softcaps.items()}, **{f"sigmoid {t}": (c, (-8.0, 1.0)) for t, c in sigmoids.items()}}
     if ARCH == "sm_90a":

@@ -118,8 +118,9 @@ BAD = {
     "batch": (lambda q, k, v: softcap_attention(q[:1], k, v, cap=1.0), ShapeError, "q has batch 1, k 2"),
     "dim": (lambda q, k, v: softcap_attention(q[..., :4], k, v, cap=1.0), ShapeError, "head dim 4, k 8"),
     "k and v": (lambda q, k, v: softcap_attention(q, k, v[:, :3], cap=1.0), ShapeError, "k has shape"),
-    "cap 0": (lambda q, k, v: softcap_attention(q, k, v, cap=0.0), PolyfmaError, "cap = '0.0' must be a positive"),
+    "cap 0": (lambda q, k, v: softcap_attention(q, k, v, cap=0.0), PolyfmaError, "cap = '0.0' must be a number from 1e-06 to 1e"),
     "cap NaN": (lambda q, k, v: softcap_attention(q, k, v, cap=math.nan), PolyfmaError, "cap = 'nan'"),
+    "cap beyond fp32": (lambda q, k, v: softcap_attention(q, k, v, cap=3.5e38), PolyfmaError, "from 1e-06 to 1e"),
     "cap text": (lambda q, k, v: softcap_attention(q, k, v, cap="50"), PolyfmaError, "cap = '50'"),
     "scale": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, softmax_scale=-1.0), PolyfmaError, "softmax_scale"),
     "window": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, window=(3,)), ShapeError, "window"),
@@ -139,6 +140,13 @@ BAD = {
     "flex on a CPU": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, backend="flex"), PolyfmaError, "needs CUDA tensors"),
     "budget": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, budget=1e-3), PolyfmaError, "LogitBudget, not float"),
     "program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="no-such"), UnknownNameError, "no-such"),
+    "a word of another function": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="exponential"), UnknownNameError, "parts are hardware or tanh"),
+    "two formats": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=f"{D6}+tanh.forward.bf16.unit-odd-d6"), ProgramError, "bf16 and fp16"),
+    "an output that is no value": (lambda q, k, v: sigmoid_attention(q, k, v, program=with_outputs(pf.load(S4), y="value")), ProgramError, "one named value"),
+    "in_fp32": (lambda q, k, v: softmax_attention(q, k, v, in_fp32=1), PolyfmaError, "in_fp32 = '1' must be True or False"),
+    "scale of an error": (lambda q, k, v: logit_error("hardware", "1"), PolyfmaError, "scale = '1'"),
+    "scale below 0": (lambda q, k, v: logit_error("hardware", -1), PolyfmaError, "scale = '-1'"),
+    "no parts": (lambda q, k, v: Mix(None), ProgramError, "a tuple of words and Programs"),
     "another function": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=S4), ProgramError, "a tanh forward program is needed"),
     "hardware's program": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program="tanh.forward.fp16.hardware"), ProgramError, "write 'hardware'"),
     "masked keys": (lambda q, k, v: sigmoid_attention(q, k, v, program="sigmoid.forward.bf16.d4.sollya"), ProgramError, "masked score, which must weigh 0"),
@@ -150,6 +158,13 @@ BAD = {
     "a number": (lambda q, k, v: softcap_attention(q, k, v, cap=1.0, program=[3]), ProgramError, "not int"),
     "exp2 mix": (lambda q, k, v: softmax_attention(q, k, v, program="hardware+hardware"), PolyfmaError, "one exp2 program"),
 }  # fmt: skip
+
+
+def with_outputs(program: pf.Program, **labels: str) -> pf.Program:
+    """The program with outputs of other labels, in the order given; a value of no output's name names a register."""
+    data = program.to_dict()
+    data["outputs"] = {label: program.outputs.get(name, name) for label, name in labels.items()}
+    return pf.Program.from_dict({k: v for k, v in data.items() if k != "digest"})
 
 
 def cu(end: int) -> Tensor:
@@ -268,6 +283,63 @@ def test_weights_far_below_one_are_the_hardwares() -> None:
     s4 = parse(S4, "sigmoid", ("hardware", "exponential"))
     assert choice.weights_error(s4, 0.0, 1.0) < 3e-3 < 0.5 < choice.weights_error(s4, -math.log(4096), 1.0)
     assert choice.sigmoid_mix("forward", -math.log(4096)).text == "hardware"
+
+
+def test_small_weights_are_the_exponentials() -> None:
+    """Half of tanh.approx + 1 has nothing left of a weight of 1e-6: a long context's default bias, and any that a caller may give."""
+    assert choice.sigmoid_mix("forward", -math.log(1 << 20)).text == "exponential"
+    q, k, v = tensors()
+    for bias, weight in ((-365.0, 0.0), (-1e300, 0.0), (1e16, 1.0), (1e300, 1.0)):
+        want = (weight * v).sum(1, keepdim=True).repeat_interleave(2, 2).expand_as(q)
+        assert torch.allclose(sigmoid_attention(q, k, v, bias=bias), want, atol=1e-12)
+
+
+def test_a_window_wider_than_the_keys_is_no_window() -> None:
+    q, k, v = tensors()
+    for side in (11, 2**31, 2**63, 2**70):
+        assert torch.equal(softcap_attention(q, k, v, cap=2.0, window=(side, side)), softcap_attention(q, k, v, cap=2.0))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_caller_gets_the_same(backend: str) -> None:
+    """From the first call, with nothing chosen before: choosing programs is no tensor code."""
+    for clear in (choice.softcap_mix, choice.sigmoid_mix):
+        clear.cache_clear()
+    torch._dynamo.reset()
+    made = tensors(dtype=torch.float32)
+    for run in (lambda q, k, v: 2 * softcap_attention(q, k, v, cap=5.0, causal=True), lambda q, k, v: 2 * sigmoid_attention(q, k, v)):
+        assert torch.equal(torch.compile(run, backend=backend)(*made), run(*made))
+
+
+def test_autocast_does_not_change_the_dtype_of_computation() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        made = tensors(dtype=dtype)
+        want = softcap_attention(*made, cap=5.0)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(softcap_attention(*made, cap=5.0), want)
+
+
+def test_functionalized() -> None:
+    q, k, v = tensors()
+    assert torch.equal(torch.func.functionalize(lambda q: softcap_attention(q, k, v, cap=5.0, causal=True))(q), softcap_attention(q, k, v, cap=5.0, causal=True))
+
+
+def test_only_the_value_of_a_program_counts() -> None:
+    """Whatever else a program gives, and in whatever order."""
+    program = pf.load(D6)
+    other = with_outputs(program, derivative=program.ops[0].dst, value="value")
+    assert logit_error(other) == logit_error(program)
+    assert [p.ops for p in parse(other, "tanh", ("hardware",)).programs] == [program.ops]
+
+
+def test_a_warning_names_the_callers_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_warned", set())
+    monkeypatch.setattr(choice, "not_fa4", lambda problem: "a reason")
+    monkeypatch.setattr(choice, "not_score_mod", lambda problem: None)
+    monkeypatch.setattr(choice, "backend", lambda problem, wanted: choice._fastest(problem) and "reference")
+    with pytest.warns(UserWarning, match="a reason") as caught:
+        softcap_attention(*tensors(), cap=5.0)
+    assert caught[0].filename == __file__
 
 
 def test_weights_error_is_what_random_scores_have() -> None:

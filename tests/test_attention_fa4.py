@@ -114,6 +114,7 @@ def test_every_kernel_for_sm90() -> None:
         check_sigmoid_kernels_for_sm90(mix)
     check_exp2_kernels_for_sm90()
     check_coupled_kernels("sm_90a")
+    assert not compiled("sm_90a")["sigmoid sigmoid.forward.bf16.fp32-fused-odd-limited-d6"]["forward"]["serialized"]
     check_own_hooks("sm_90a", SCORES["sm_90a"], BACKWARD)
 
 

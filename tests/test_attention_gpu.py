@@ -120,12 +120,18 @@ def test_sigmoid_forward_and_backward(shape: str) -> None:
         assert not out[:, :200].any()
 
 
-@pytest.mark.parametrize("program", ["hardware", "exponential", "sigmoid.forward.bf16.odd-square-relu-d3.normal", "sigmoid.forward.fp16.d4",
+@pytest.mark.parametrize("program", ["hardware", "exponential", "sigmoid.forward.bf16.odd-square-relu-d3.normal", "sigmoid.forward.fp16.d4", "sigmoid.forward.bf16.fp32-fused-odd-limited-d6",
                                      "hardware+sigmoid.forward.bf16.fused-odd-relu-d4.normal", "sigmoid.forward.bf16.d3"])  # fmt: skip
 def test_sigmoid_programs(program: str) -> None:
     limit = 1.5e-2 if "d3" in program else 8e-3
     compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=0.0, causal=True, program=program, backward=program, backend="fa4"), gated(0.0),
             tensors(torch.bfloat16, 128, 256, 256, 4, 2), True, None, limit, 5 * limit)  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [-8.0, -12.0, -16.0, -30.0])
+def test_small_weights(bias: float) -> None:
+    """What auto takes must have the weights of a long context, which are far below 1."""
+    compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=bias), gated(bias), tensors(torch.bfloat16, 128, 300, 300, 4, 2), True, None, 4e-3, 1e-2)
 
 
 @pytest.mark.parametrize("name", ["sigmoid.forward.bf16.two-row-d3.endpoint-ls", "sigmoid.forward.bf16.coupled-d3.endpoint-ls"])

@@ -21,6 +21,7 @@ pytest.importorskip("flash_attn.cute")
 from polyfma.bench import attention, attention_defaults
 from polyfma.bench.attention_picture import time_against_error
 from polyfma.bench.result import Measurement
+from polyfma.cli import bench
 
 
 def small(batch: int, tokens: int, scale: float = 1.0) -> Problem:
@@ -107,3 +108,13 @@ def test_unknown_cases_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_short_names() -> None:
     text = f"hardware+{attention.GAP}+{attention.GAP}"
     assert attention.short(text) == "hardware + 2 unit-gap-d7"
+
+
+def test_a_picture_does_not_replace_its_measurement(tmp_path: Path) -> None:
+    with pytest.raises(PolyfmaError, match="are one file"):
+        bench._attention(["b2"], tmp_path / "x.png", tmp_path / "x.png", False)
+
+
+def test_defaults_of_another_gpu_are_refused() -> None:
+    with pytest.raises(PolyfmaError, match="not on NVIDIA B200"):
+        attention_defaults.check_device("NVIDIA B200")

@@ -59,9 +59,17 @@ def test_the_unit_is_relative_near_zero_and_the_budget_far_away() -> None:
     (("tanh", "forward", "fp16", 5), {}, "begins at degree 6, not 5"),
     (("tanh", "forward", "fp16", 7), {"form": "unit-odd"}, "computes in fp32"),
     (("tanh", "forward", "fp16", 7), {"form": "fp32-fused-odd"}, "slope 1"),
-    (("tanh", "forward", "fp16", 7), {"clamp": 1.0}, "refused: 1 by budget"),
+    (("tanh", "forward", "fp16", 7), {"clamp": 1.0}, "refused by the budget at every clamp of 1 to 1"),
     (("tanh", "forward", "fp16", 7), {"clamp": -2.0}, "must be a positive number"),
 ])  # fmt: skip
 def test_refusals(arguments: tuple, options: dict, message: str) -> None:
     with pytest.raises(FitError, match=message):
         fit_logit(*arguments, **options)
+
+
+def test_the_default_degree_is_one_that_it_takes() -> None:
+    assert pf.fit("tanh", format="fp16", method="logit").ops == pf.load(NAME).ops
+    with pytest.raises(FitError, match=r"refused by the budget at every clamp of .* degree 7 keeps it"):
+        pf.fit("tanh", format="fp16", degree=6, method="logit")
+    with pytest.raises(FitError, match=r"takes no sigma; it takes form, clamp$"):
+        pf.fit("tanh", format="fp16", method="logit", sigma=1.0)

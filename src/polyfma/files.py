@@ -68,6 +68,8 @@ def check_target(path: str | Path) -> None:
 def check_writable(folder: str | Path) -> None:
     """Raises OSError where a folder, or the nearest one above it that exists, takes nothing: before long work, not after it."""
     existing = next(p for p in (Path(folder).absolute(), *Path(folder).absolute().parents) if p.exists())
+    if not existing.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file, where a folder is needed", str(existing))
     with tempfile.TemporaryDirectory(dir=existing):
         pass
 

@@ -6,7 +6,11 @@ On one H200 both run near the speed of plain softmax attention; docs/attention.m
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from polyfma.attention import choice
@@ -14,14 +18,28 @@ from polyfma.attention.budget import DEFAULT, LogitBudget, LogitError, logit_err
 from polyfma.attention.mix import EXPONENTIAL, HARDWARE, Given, Mix, parse
 from polyfma.attention.problem import Problem, check
 from polyfma.attention.reference import reference, sigmoid_weights, softcap_weights, softmax_weights
-from polyfma.attention.scalars import positive, real
+from polyfma.attention.scalars import between, flag, positive, real
 from polyfma.errors import PolyfmaError
 
 __all__ = ["LogitBudget", "LogitError", "Mix", "logit_error", "sigmoid_attention", "softcap_attention", "softmax_attention"]
 
 Window = tuple[int | None, int | None] | None
+_LEAST_CAP, _MOST_CAP = 1e-6, 1e6
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
+def _as_called(function: _Function) -> _Function:
+    """Outside compiled graphs, which cannot choose programs, and in the dtypes of the tensors, whatever autocast is on."""
+
+    @wraps(function)
+    def call(q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch.autocast(q.device.type if isinstance(q, Tensor) else "cpu", enabled=False):
+            return function(q, *args, **kwargs)
+
+    return cast(_Function, torch.compiler.disable(call))
+
+
+@_as_called
 def softcap_attention(q: Tensor, k: Tensor, v: Tensor, *, cap: float, causal: bool = False, softmax_scale: float | None = None,
                       window: Window = None, cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None,
                       program: Given = "auto", backward: Given = "auto", budget: LogitBudget = DEFAULT, backend: str = "auto") -> Tensor:  # fmt: skip
@@ -30,18 +48,21 @@ def softcap_attention(q: Tensor, k: Tensor, v: Tensor, *, cap: float, causal: bo
     q is (batch, queries, heads, head dim), k and v (batch, keys, kv heads, head dim), where kv heads divide heads; with
     ``cu_seqlens_q`` and ``cu_seqlens_k`` (int32, 0 and each sequence's end) all are (tokens, heads, head dim). The result has q's
     shape and dtype. ``causal`` and ``window`` = (left, right) are relative to the diagonal that ends at the last key. A query that
-    sees no key gives 0. ``softmax_scale`` is 1 / sqrt(head dim) by default.
+    sees no key gives 0, if all values are finite: unseen ones weigh 0, and 0 times NaN is NaN. -1 is no limit, as None is, and
+    ``causal`` overrides the right side. ``softmax_scale`` is 1 / sqrt(head dim) by default.
 
     ``program`` computes tanh of pairs of scores: ``auto`` is the fastest measured mix within ``budget``; ``hardware``,
     catalogue names or Programs, joined by ``+`` or in a list, are taken in turn. ``backward`` likewise, for the gradient, which is
     that of tanh at the program's value. ``backend``: auto, fa4, score_mod, flex or reference, by the rules of
     :mod:`polyfma.attention.choice`; only fa4 runs programs, the others compute tanh itself. Gradients are once differentiable on fa4.
+    Autocast changes nothing: the tensors' dtype is what is computed in. In ``torch.compile`` a graph ends before the call and another
+    begins after it.
 
-    Raises PolyfmaError (a cap that is not a positive number, no program within the budget, a backend that cannot take the call),
+    Raises PolyfmaError (a cap that is no number from 1e-6 to 1e6, no program within the budget, a backend that cannot take the call),
     ShapeError, DtypeError, UnknownNameError, ProgramError; MissingToolError without a tested FlashAttention-4.
     """
     problem = check(q, k, v, causal=causal, softmax_scale=softmax_scale, window=window, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    cap = positive("cap", cap)
+    cap = between("cap", cap, _LEAST_CAP, _MOST_CAP)
     if not isinstance(budget, LogitBudget):
         raise PolyfmaError(f"budget must be a polyfma.attention.LogitBudget, not {type(budget).__name__}")
     mixes = [_softcap_mix(given, direction, problem.scale / cap, budget) for given, direction in ((program, "forward"), (backward, "backward"))]
@@ -67,6 +88,7 @@ def _softcap_mix(given: Given, direction: str, scale: float, budget: LogitBudget
     return parse(given, "tanh", (HARDWARE,))
 
 
+@_as_called
 def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, *, bias: float | None = None, weight_scale: float = 1.0, causal: bool = False,
                       softmax_scale: float | None = None, window: Window = None, cu_seqlens_q: Tensor | None = None,
                       cu_seqlens_k: Tensor | None = None, program: Given = "auto", backward: Given = "auto",
@@ -74,7 +96,7 @@ def sigmoid_attention(q: Tensor, k: Tensor, v: Tensor, *, bias: float | None = N
     """weight_scale sigmoid(softmax_scale q k^T + bias) v over the keys that a query sees; a masked key weighs exactly 0.
 
     Shapes, masks and backends are those of :func:`softcap_attention`. ``bias`` is -log(keys) by default (with ``cu_seqlens`` it must
-    be given); the published form sigmoid(s) / n is ``bias=0, weight_scale=1/n``. A new bias or weight_scale compiles nothing.
+    be given); the published form sigmoid(s) / n is ``bias=0, weight_scale=1/n``. On fa4 a new bias or weight_scale compiles nothing.
     ``program`` computes the weights of pairs of scores: ``hardware`` (tanh.approx), ``exponential`` (ex2 and rcp), sigmoid programs of
     the catalogue, joined by ``+``; ``auto`` is the fastest measured mix that keeps a relative error of 4e-3 of the output for scores
     N(bias, 1) and N(bias, 2). A program with an output ``derivative`` gives its own gradient, others w (1 - w).
@@ -112,6 +134,7 @@ def _bias(problem: Problem, bias: float | None) -> float:
     return number
 
 
+@_as_called
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_scale: float | None = None, window: Window = None,
                       cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, program: Given = HARDWARE,
                       in_fp32: bool = False, backend: str = "auto") -> Tensor:  # fmt: skip
@@ -122,7 +145,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, 
     Backends other than fa4 compute exp itself.
     """
     problem = check(q, k, v, causal=causal, softmax_scale=softmax_scale, window=window, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    mix = parse(program, "exp2", (HARDWARE,))
+    mix, in_fp32 = parse(program, "exp2", (HARDWARE,)), flag("in_fp32", in_fp32)
     if len(mix.parts) != 1:
         raise PolyfmaError(f"program = {mix.text!r}: one exp2 program or {HARDWARE!r}; how many pairs it computes is fixed")
     where = choice.backend(problem, backend)

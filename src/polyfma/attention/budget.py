@@ -12,13 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from polyfma.attention.mix import HARDWARE, Given, in_fp32, parse
-from polyfma.attention.scalars import real
+from polyfma.attention.mix import HARDWARE, Given, in_fp32, parse, value_bits
+from polyfma.attention.scalars import positive, real
 from polyfma.errors import PolyfmaError
 from polyfma.fit.objective import MIDDLE, NEAR_ZERO, OUTER
 from polyfma.formats import FP32, Values, get_format
 from polyfma.program import Program
-from polyfma.replay import replay
 
 _TANH_APPROX = 2.0**-11  # the relative error that PTX states for tanh.approx.f32
 _SMALLEST = 2.0**-12  # below this |u| an error counts as at it: a score so small does not move a weight
@@ -70,7 +69,7 @@ class LogitError:
 def logit_error(given: Given, scale: float = 1 / (50 * math.sqrt(128))) -> LogitError:
     """The worst of a mix's parts (``hardware``, tanh programs). ``scale`` is softmax_scale / cap, which 16-bit programs round to their format once, and the
     scores again: both are counted, on a dense grid of fp32 scores."""
-    mix = parse(given, "tanh", (HARDWARE,))
+    mix, scale = parse(given, "tanh", (HARDWARE,)), positive("scale", scale)
     hardware = LogitError(_TANH_APPROX, _TANH_APPROX * math.tanh(0.5), _TANH_APPROX)
     packed = mix.packed
     return LogitError.worst([hardware] * (HARDWARE in mix.parts) + [_program_error(p, scale, p in packed) for p in mix.programs])
@@ -79,7 +78,7 @@ def logit_error(given: Given, scale: float = 1 / (50 * math.sqrt(128))) -> Logit
 @lru_cache(maxsize=256)
 def _program_error(program: Program, scale: float, packed: bool) -> LogitError:
     u = np.concatenate([np.geomspace(_SMALLEST / 16, 16.0, _POINTS), [np.inf]])
-    got = packed_tanh(program, u, scale) if packed else FP32.decode(_first(in_fp32(program), FP32.encode(u)))
+    got = packed_tanh(program, u, scale) if packed else FP32.decode(value_bits(in_fp32(program), FP32.encode(u)))
     error = np.abs(got - np.tanh(u))
     error = np.where(np.isfinite(error), error, np.inf)
     inner = u <= 0.5
@@ -94,7 +93,7 @@ def packed_tanh(program: Program, u: Values, scale: float) -> Values:
     raw = fmt.encode(u / scale)
     with np.errstate(over="ignore"):
         scores = fmt.encode(fmt.decode(raw) * narrow)
-    return np.asarray(fmt.decode(_first(program, scores)) * correction)
+    return np.asarray(fmt.decode(value_bits(program, scores)) * correction)
 
 
 def rounded_scale(scale: float, fmt: str) -> tuple[float, float]:
@@ -104,11 +103,6 @@ def rounded_scale(scale: float, fmt: str) -> tuple[float, float]:
     if not f.min_normal <= narrow < math.inf:
         raise PolyfmaError(f"softmax_scale / cap = {scale:g} is outside {fmt}; take a program that computes in bf16 or fp32, or {HARDWARE!r}")
     return narrow, scale / narrow
-
-
-def _first(program: Program, bits: np.ndarray) -> np.ndarray:
-    outputs = replay(program, bits)
-    return next(iter(outputs.values())) if isinstance(outputs, dict) else outputs
 
 
 __all__ = ["DEFAULT", "LogitBudget", "LogitError", "logit_error", "packed_tanh", "rounded_scale"]

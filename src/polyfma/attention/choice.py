@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -36,6 +37,8 @@ MEASURED = "sm_90"
 HEAD_DIMS = range(8, 129, 8)
 WEIGHTS_ERROR = 4e-3  # relative L2 error of sigmoid attention's output that "auto" allows
 _ROUNDING = 2.0**-9 / 3**0.5  # of a BF16 output
+_NEAR_ONE = 2.0**-22  # error of tanh.approx.f32 near 1, half of it a weight's: 1.8e-7 by sigmoid's errors at bias -log 4096
+_SURE = 30.0  # past such a bias weights are 1, or so small that only the exponential has them
 _warned: set[str] = set()
 
 
@@ -76,8 +79,16 @@ def _fastest(problem: Problem) -> str:
     found, named = ("flex", "FlexAttention") if not_score_mod(problem) else ("score_mod", "FlashAttention-4's own hooks")
     if why_not not in _warned:
         _warned.add(why_not)
-        warnings.warn(f"polyfma.attention runs on {named}, without its programs: {why_not}", stacklevel=5)
+        warnings.warn(f"polyfma.attention runs on {named}, without its programs: {why_not}", stacklevel=_callers_level())
     return found
+
+
+def _callers_level() -> int:
+    """The ``stacklevel`` of the first frame that is neither ours nor torch's wrapping of us."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("polyfma", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def not_fa4(problem: Problem) -> str | None:
@@ -146,7 +157,7 @@ def _holds(mix: Mix, scale: float, budget: LogitBudget) -> bool:
 @lru_cache(maxsize=256)
 def sigmoid_mix(direction: str, bias: float) -> Mix:
     """The fastest measured mix whose weights keep WEIGHTS_ERROR with scores N(bias, 1) and N(bias, 2)."""
-    for arm in arms("sigmoid", direction):
+    for arm in arms("sigmoid", direction) if abs(bias) <= _SURE else ():
         mix = parse(arm.mix, "sigmoid", (HARDWARE, EXPONENTIAL))
         if max(float(np.hypot(weights_error(mix, bias, sigma), _ROUNDING)) for sigma in (1.0, 2.0)) <= WEIGHTS_ERROR:
             return mix
@@ -156,11 +167,13 @@ def sigmoid_mix(direction: str, bias: float) -> Mix:
 def weights_error(mix: Mix, bias: float, sigma: float) -> float:
     """Root-mean-square error of a mix's weights over theirs, for scores N(bias, sigma): what the output's relative error becomes.
 
-    The hardware's functions in fp32 count as a BF16 rounding, which is what they are measured to be.
+    The hardware's functions in fp32 count as a BF16 rounding, which is what they are measured to be; its tanh has an absolute error
+    besides, which is all of a small weight.
     """
     points = bias + sigma * np.linspace(-8, 8, 4097)
     density = np.exp(-0.5 * ((points - bias) / sigma) ** 2)
     power = float(np.sum(density / (1 + np.exp(-points)) ** 2) / np.sum(density))
     law = Distribution.histogram(tuple(points), tuple(density[:-1]))
-    squares = [_ROUNDING**2 if isinstance(p, str) else expected_error(p, law)[0] ** 2 / power for p in mix.parts]
+    words = {EXPONENTIAL: _ROUNDING**2, HARDWARE: _ROUNDING**2 + _NEAR_ONE**2 / power}
+    squares = [words[p] if isinstance(p, str) else expected_error(p, law)[0] ** 2 / power for p in mix.parts]
     return float(np.sqrt(np.mean(squares)))

@@ -13,9 +13,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from polyfma import catalog
+from polyfma.emit.lowering import needed_ops
 from polyfma.errors import ProgramError, UnknownNameError
 from polyfma.folding import fold
-from polyfma.formats import FP32
+from polyfma.formats import FP32, Bits
 from polyfma.program import Op, Program
 from polyfma.replay import replay
 
@@ -28,6 +29,10 @@ class Mix:
     """``parts``: HARDWARE, EXPONENTIAL or a Program, one for each pair in turn."""
 
     parts: tuple[str | Program, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, tuple) or not self.parts or not all(isinstance(p, str | Program) for p in self.parts):
+            raise ProgramError(f"a mix is a tuple of words and Programs, not {str(self.parts)[:60]}")
 
     @cached_property
     def text(self) -> str:
@@ -71,7 +76,11 @@ def parse(given: Given, function: str, words: Sequence[str]) -> Mix:
         raise UnknownNameError(f"mix {str(given)[:60]!r} has an empty part; parts are {', '.join(words)} or {function} programs, joined by +")
     if not items:
         raise UnknownNameError(f"a mix of no programs; name {', '.join(words)} or {function} programs of the catalogue")
-    return Mix(tuple(_part(item, function, words) for item in items))
+    mix = Mix(tuple(_part(item, function, words) for item in items))
+    formats = {p.format for p in mix.packed}
+    if function == "tanh" and len(formats) > 1:
+        raise ProgramError(f"mix {mix.text} has programs of {' and '.join(sorted(formats))}; scores are scaled for one format, so take programs of one")
+    return mix
 
 
 def _part(item: object, function: str, words: Sequence[str]) -> str | Program:
@@ -79,22 +88,45 @@ def _part(item: object, function: str, words: Sequence[str]) -> str | Program:
         return item
     if not isinstance(item, str | Program):
         raise ProgramError(f"a mix is made of names and Programs, not {type(item).__name__}")
-    program = catalog.load(item) if isinstance(item, str) else item
+    program = _named(item, function, words) if isinstance(item, str) else item
     if program.function.startswith("sigmoid-") and function == "sigmoid":
         raise ProgramError(f"{program.name} has a factor in its constants; take a sigmoid program and weight_scale, which costs nothing")
     if (program.function, program.direction) != (function, "forward"):
         raise ProgramError(f"{program.name} computes {program.function} {program.direction}; a {function} forward program is needed here")
     if any(op.op.endswith(".approx") for op in program.ops):
         raise ProgramError(f"{program.name} is the GPU's own function; write {words[0]!r} for it here")
-    if function == "sigmoid":
+    if "value" not in program.outputs:
+        raise ProgramError(f"{program.name} has outputs {', '.join(program.outputs)}; one named value is needed here")
+    if function == "sigmoid":  # whose kernels use a derivative too
         _check_masked(program)
-    return program
+        return program
+    return value_of(program)
+
+
+def _named(name: str, function: str, words: Sequence[str]) -> Program:
+    try:
+        return catalog.load(name)
+    except UnknownNameError:
+        raise UnknownNameError(f"unknown part {name[:60]!r}; parts are {', '.join(words)} or {function} programs (polyfma list {function}), joined by +") from None
+
+
+def value_bits(program: Program, bits: Bits) -> Bits:
+    """The output ``value`` of a program on bit patterns."""
+    found = replay(program, bits)
+    return found["value"] if isinstance(found, dict) else found
+
+
+@lru_cache(maxsize=256)
+def value_of(program: Program) -> Program:
+    """What a program's output ``value`` needs, without another output's operations."""
+    if set(program.outputs) == {"value"}:
+        return program
+    return replace(program, name=f"{program.name}.value", ops=needed_ops(program, ("value",)), outputs={"value": program.outputs["value"]})
 
 
 def _check_masked(program: Program) -> None:
     """Raises ProgramError for a program whose weight of a masked score, -inf, is not exactly 0."""
-    found = replay(program, np.array([int(program.fmt.encode(-np.inf))], dtype=program.fmt.dtype))
-    weight = float(program.fmt.decode(found["value"] if isinstance(found, dict) else found)[0])
+    weight = float(program.fmt.decode(value_bits(program, np.array([int(program.fmt.encode(-np.inf))], dtype=program.fmt.dtype)))[0])
     if weight != 0:
         raise ProgramError(f"{program.name} gives {weight:g} for a masked score, which must weigh 0; take a program with exact tails")
 

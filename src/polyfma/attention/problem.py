@@ -9,8 +9,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from polyfma.attention.scalars import positive
-from polyfma.errors import DtypeError, PolyfmaError, ShapeError
+from polyfma.attention.scalars import flag, positive
+from polyfma.errors import DtypeError, ShapeError
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -64,8 +64,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float
           cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> Problem:  # fmt: skip
     """The Problem. Raises ShapeError, DtypeError or PolyfmaError with what was given and what is allowed."""
     _check_tensors(q, k, v)
-    if not isinstance(causal, bool):
-        raise PolyfmaError(f"causal = {str(causal)[:40]!r} must be True or False")
+    flag("causal", causal)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         raise ShapeError("cu_seqlens_q and cu_seqlens_k go together: give both for sequences of several lengths, or neither")
     rank = 4 if cu_seqlens_q is None else 3
@@ -80,7 +79,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float
     if cu_seqlens_q is not None and cu_seqlens_k is not None and cu_seqlens_q.shape != cu_seqlens_k.shape:
         raise ShapeError(f"cu_seqlens_q has {len(cu_seqlens_q) - 1} sequences, cu_seqlens_k {len(cu_seqlens_k) - 1}; they must be as many")
     scale = 1 / math.sqrt(q.shape[-1]) if softmax_scale is None else positive("softmax_scale", softmax_scale)
-    return Problem(q, k, v, scale, causal, _window(window), cu_seqlens_q, cu_seqlens_k)
+    return Problem(q, k, v, scale, causal, _window(window, max(q.shape[-3], k.shape[-3])), cu_seqlens_q, cu_seqlens_k)
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -119,13 +118,14 @@ def _check_lengths(name: str, cu: Tensor, t: Tensor) -> None:
         raise ShapeError(f"{name} must ascend from 0 to the {t.shape[0]} tokens, not {cu.tolist()[:8]}")
 
 
-def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def _window(window: tuple[int | None, int | None] | None, tokens: int) -> tuple[int | None, int | None]:
+    """Both sides; one that reaches as far as there are tokens is no limit."""
     if window is None:
         return None, None
     sides = tuple(window) if isinstance(window, tuple | list) else ()
     if len(sides) != 2 or any(isinstance(s, bool) or not (s is None or isinstance(s, Integral)) for s in sides):
-        raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None for no limit")
-    left, right = (None if s is None or s == -1 else int(s) for s in sides)
+        raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None or -1 for no limit")
+    left, right = (None if s is None or s == -1 or s >= tokens else int(s) for s in sides)
     if any(s is not None and s < 0 for s in (left, right)):
-        raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None for no limit")
+        raise ShapeError(f"window = {window!r} must be (left, right), each a number of keys from 0 up, or None or -1 for no limit")
     return left, right

@@ -64,7 +64,7 @@ def visible_keys(problem: Problem, queries: int, keys: int, device: torch.device
     distance = torch.arange(keys, device=device) - (torch.arange(queries, device=device)[:, None] + keys - queries)
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device)
     if right is not None:
-        visible &= distance <= right
+        visible = visible & (distance <= right)
     if left is not None:
-        visible &= distance >= -left
+        visible = visible & (distance >= -left)
     return visible

@@ -20,6 +20,21 @@ def real(value: object) -> float | None:
         return math.inf
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False. Raises PolyfmaError."""
+    if not isinstance(value, bool):
+        raise PolyfmaError(f"{name} = {str(value)[:40]!r} must be True or False")
+    return value
+
+
+def between(name: str, value: object, least: float, most: float) -> float:
+    """A number from least to most. Raises PolyfmaError."""
+    number = real(value)
+    if number is None or not least <= number <= most:
+        raise PolyfmaError(f"{name} = {str(value)[:40]!r} must be a number from {least:g} to {most:g}")
+    return number
+
+
 def positive(name: str, value: object) -> float:
     """A positive finite number. Raises PolyfmaError."""
     number = real(value)

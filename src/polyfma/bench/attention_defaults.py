@@ -23,10 +23,15 @@ _DEVICE = "H200"
 
 def defaults(measurement: Measurement) -> dict[str, Any]:
     """The content of ``defaults.json``. Raises PolyfmaError where the measurement lacks a case, a batch, or is of another device."""
-    if _DEVICE not in measurement.machine["device"]:
-        raise PolyfmaError(f"defaults are kept for {MEASURED}, measured on an {_DEVICE}; this measurement is of {measurement.machine['device']}")
+    check_device(measurement.machine["device"])
     arms: dict[str, Any] = {function: {d: _arms(measurement, case, name, d) for d in ("forward", "backward")} for function, (case, name) in FUNCTIONS.items()}
     return {MEASURED: arms}
+
+
+def check_device(name: str) -> None:
+    """Raises PolyfmaError for a GPU that defaults are not kept for."""
+    if _DEVICE not in name:
+        raise PolyfmaError(f"defaults are kept for {MEASURED}, measured on an {_DEVICE}, not on {name}")
 
 
 def _arms(measurement: Measurement, case: str, function: str, direction: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ OutFile = Annotated[Path | None, typer.Option("--out", help="Write every round, 
 
 def _names(what: str, text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a list with commas. Raises UnknownNameError for a list of none."""
-    names = default if text is None else tuple(n.strip() for n in text.split(",") if n.strip())
+    names = default if text is None else tuple(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     if not names:
         raise UnknownNameError(f"--{what} {text!r} names nothing; polyfma bench --help says what it takes")
     return names
@@ -81,7 +81,7 @@ def component_command(
     if attention:
         _attention(attention, None, out_file, as_json)
         return
-    check_cases(cases, component.CASES)
+    check_cases(cases, (*component.CASES, *ATTENTION_CASES))
     _measured("component", out_file, as_json, lambda progress: component.measure(cases, progress))
 
 
@@ -98,11 +98,16 @@ def attention_command(
     cases = _names("case", case, ())
     if tune and not {"b2", "b3"} <= set(cases):
         raise UnknownNameError(f"--tune needs the cases b2 and b3, not {case}")
-    measured = _attention(cases, picture, out_file, as_json)
     if tune:
+        import torch
+
         from polyfma.attention.choice import FILE
         from polyfma.bench import attention_defaults
 
+        if torch.cuda.is_available():
+            attention_defaults.check_device(torch.cuda.get_device_name())
+    measured = _attention(cases, picture, out_file, as_json)
+    if tune:
         attention_defaults.write(measured)
         err.print(f"written: {FILE}", markup=False)
 
@@ -117,17 +122,18 @@ def exp2_command(out_file: OutFile = None, as_json: Json = False) -> None:
 
 
 def _attention(cases: Sequence[str], picture: Path | None, out_file: Path | None, as_json: bool) -> Measurement:
-    from polyfma.bench.timing import need_gpu
-
-    need_gpu()
     _need_fa4()
     from polyfma.bench import attention
     from polyfma.bench.result import check_cases
+    from polyfma.bench.timing import need_gpu
 
     check_cases(cases, attention.CASES)
     if picture is not None:
         check_picture(picture)
         check_target(picture)
+        if out_file is not None and picture.resolve() == out_file.resolve():
+            raise UnknownNameError(f"--picture and --out are one file, {picture}; the measurement and its picture need two")
+    need_gpu()
     measured = _measured("attention", out_file, as_json, lambda progress: attention.measure(cases, progress=progress))
     if picture is not None:
         from polyfma import plots

@@ -22,7 +22,7 @@ from polyfma.cli.shell import (
 )
 from polyfma.errors import UnknownNameError
 from polyfma.files import check_writable, replacing_all
-from polyfma.fit import EXP2_METHODS, METHODS, default_method, search
+from polyfma.fit import EXP2_METHODS, METHODS, default_degree, default_method, search
 from polyfma.functions import function_names
 from polyfma.program import Program
 
@@ -31,7 +31,7 @@ from polyfma.program import Program
 def fit_command(
     function: Annotated[str, typer.Argument(help=f"One of {', '.join(function_names())}.")],
     format: Annotated[str, typer.Option(help="bf16 or fp16.")] = "bf16",
-    degree: Annotated[int | None, typer.Option(help="1 to 8; default 4, exp2: 2.")] = None,
+    degree: Annotated[int | None, typer.Option(help="1 to 8; default 4, exp2: 2, method logit: 7.")] = None,
     direction: Annotated[str, typer.Option(help="forward, or backward for the derivative.")] = "forward",
     free: Annotated[bool, typer.Option(help="lattice: drop the requirements of exact tails and range.")] = False,
     objective: Annotated[str | None, typer.Option(help="lattice: weighted (default), absolute, relative, ulp, ulp-quarter, logit.")] = None,
@@ -91,7 +91,7 @@ def _catalogue_seeds(function: str, direction: str, fmt: str, degree: int | None
                      form: str | None) -> list[Program]:  # fmt: skip
     """The catalogue's program of the same name, so that a search ends with nothing worse."""
     shape = "" if form is None else f"{form}-"
-    name = f"{function}.{direction}.{fmt}.{shape}d{4 if degree is None else degree}" + (".free" if free else "")
+    name = f"{function}.{direction}.{fmt}.{shape}d{default_degree(None) if degree is None else degree}" + (".free" if free else "")
     return [catalog.load(name)] if name in catalog.programs() else []
 
 

@@ -29,13 +29,18 @@ def search(function: str, direction: str = "forward", format: str | Format = "bf
         raise UnknownNameError(f"unknown fitting method {method!r} for {function}; known: {', '.join(methods)}")
     run = _fitter(function, method)
     named = {"function", "direction", "fmt", "degree", "method"}
-    takes = [n for n in inspect.signature(run).parameters if n not in named]
-    unknown = [n for n in options if n not in takes]
+    takes = [n for n in inspect.signature(run).parameters if n not in named and n != "progress"]
+    unknown = [n for n in options if n not in takes and n != "progress"]
     if unknown:
         raise FitError(f"method {method} takes no {', '.join(unknown)}; it takes {', '.join(takes)}")
     if function == "exp2":
         return run(direction=direction, degree=degree, method=method, fmt=format, **options)
-    return run(function, direction, format, 4 if degree is None else degree, **options)
+    return run(function, direction, format, default_degree(method) if degree is None else degree, **options)
+
+
+def default_degree(method: str | None) -> int:
+    """The degree of a fit that names none; of exp2 the method itself says it."""
+    return 7 if method == "logit" else 4
 
 
 def _fitter(function: str, method: str) -> Callable[..., Fit]:
@@ -65,7 +70,7 @@ def fit(function: str, direction: str = "forward", format: str | Format = "bf16"
         method: str | None = None, **options: Any) -> Program:  # fmt: skip
     """Fit a Program for a function in a direction and format.
 
-    ``degree`` is 1..8, by default 4. ``method`` is ``lattice`` (the search in the format, the default),
+    ``degree`` is 1..8, by default 4 (``logit``: 7). ``method`` is ``lattice`` (the search in the format, the default),
     ``endpoint-ls`` (the published search), ``sollya`` (its control) or ``logit`` (softcaps computed in fp32); exp2 takes ``minimax``, ``least-squares``
     or ``published``. Options go to the method: see :func:`polyfma.fit.lattice.fit_lattice`,
     :func:`~polyfma.fit.endpoint_ls.fit_endpoint_ls`, :func:`~polyfma.fit.minimax.fit_sollya`,

@@ -59,6 +59,8 @@ def fit_logit(function: str, direction: str, fmt: str | Format, degree: int, *, 
         score, coefficients = solved
         values = dict(zip(shape.free_names(degree), coefficients.tolist(), strict=True)) | {"clamp": float(value)}
         found.append((Candidate(float(value), float(value), score), shape.build(name, function, direction, f, degree, values)))
+    if all(program is None for _, program in found):
+        raise FitError(f"{name}: refused by the budget at every clamp of {clamps[0]:g} to {clamps[-1]:g}; degree 7 keeps it with a clamp near 2.6")
     return chosen(found, name, METHOD, "real", None)
 
 

@@ -13,7 +13,7 @@ from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T
 
-from polyfma.emit.lowering import SUFFIX, lower, needed_ops, opcode
+from polyfma.emit.lowering import SUFFIX, lower, opcode
 from polyfma.emit.triton import inline_asm
 from polyfma.formats import get_format
 from polyfma.program import Program, Straightline
@@ -72,12 +72,6 @@ def both(value: float, fmt: str) -> Int32:
     """A constant in both halves of a register."""
     bits = int(get_format(fmt).encode(value)) * 0x10001
     return Int32(bits - (1 << 32) if bits >> 31 else bits)
-
-
-@cache
-def value_of(program: Program) -> Program:
-    """What a program's output ``value`` needs, without another output's operations."""
-    return replace(program, name=f"{program.name}.value", ops=needed_ops(program, ("value",)), outputs={"value": program.outputs["value"]})
 
 
 @cache

@@ -17,9 +17,9 @@ from cutlass import Float32, Int32, cute
 from flash_attn.cute.softmax import Softmax, SoftmaxSm100
 
 from polyfma.attention.fa4.hooks import Hook, plain_softmax
-from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, value_of, widen
+from polyfma.attention.fa4.pairs import finish, head_of, narrow, run, unary, widen
 from polyfma.attention.fa4.sm100 import SigmoidWeightsSm100, with_hook
-from polyfma.attention.mix import HARDWARE, Mix
+from polyfma.attention.mix import HARDWARE, Mix, value_of
 from polyfma.program import Program
 
 LOG2_E = math.log2(math.e)
@@ -69,7 +69,7 @@ class Sigmoid(Hook):
             if isinstance(part, Program):
                 shifted = tuple(v * self.scale + self.bias for v in x)
                 value = value_of(part)
-                if part.format == self.operand:
+                if all(op.format == part.format == self.operand for op in value.ops):
                     values = run(head_of(value), "f32-packed", *shifted)
                     self.operands.append(lambda value=value, values=values: finish(value, values))
                     acc[2 * i], acc[2 * i + 1] = widen(run(value, "f32-packed", *shifted)[0], part.format)
