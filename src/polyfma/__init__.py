@@ -12,7 +12,7 @@ fitted in the format it runs in, replayed bit for bit, and certified over all 65
 """
 
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 # These imports bind functions over the submodules of the same name (replay, certify, fit, emit, audit), so they are
 # made here at once: a lazy one would be overwritten when the submodule is imported.
@@ -41,18 +41,20 @@ from polyfma.program import Op, Program
 from polyfma.replay import replay
 
 __version__ = "0.1.0"
-_NEED_TORCH = ("attention", "nn", "ops")
+_NEED_TORCH = ("attention", "models", "nn", "ops")
 
 
-def __getattr__(name: str) -> ModuleType:
-    """The rooms that need torch, imported when first used."""
+def __getattr__(name: str) -> Any:
+    """The rooms that need torch, and ``patch`` of one of them, imported when first used."""
+    if name == "patch":
+        return import_module("polyfma.models").patch
     if name in _NEED_TORCH:
         return import_module(f"polyfma.{name}")
     raise AttributeError(f"module 'polyfma' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEED_TORCH})
+    return sorted({*globals(), *_NEED_TORCH, "patch"})
 
 
 __all__ = [

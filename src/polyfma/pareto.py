@@ -20,8 +20,9 @@ from polyfma.functions import get_function
 from polyfma.hardware.rates import UNITS
 from polyfma.program import Counts, Program
 
-TIERS = ("fast", "balanced", "accurate")
+TIERS = ("fast", "balanced", "accurate", "faithful")
 BALANCED_FACTOR = 1.5
+FAITHFUL_FACTOR = 1.05
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Entry:
     default: bool
     wider: bool
     hardware: bool
+    rel_rms: float
 
     def to_dict(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -72,17 +74,20 @@ class Entry:
 @cache
 def entries() -> tuple[Entry, ...]:
     """Every catalogue program but the exp2 cores, which have a domain of their own."""
-    found = []
-    for name in catalog.programs():
-        c = catalog.record(name)["certificate"]
-        if c["function"] == "exp2" or c["others"]:
-            continue
-        counts = catalog.load(name).counts
-        cost = pipe_cost(counts)
-        found.append(Entry(name, c["function"], c["direction"], c["format"], c["instructions"], c["fma"], cost.bound, cost.sum,
-                           float(c["max_weighted_error"]), float(c["max_abs_error"]), float(c["max_ulp"]),
-                           float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c) and not counts.mufu, counts.cvt > 0, counts.mufu > 0))  # fmt: skip
-    return tuple(found)
+    return tuple(e for e in map(_entry, catalog.programs()) if e is not None)
+
+
+@cache
+def _entry(name: str) -> Entry | None:
+    c = catalog.record(name)["certificate"]
+    if c["function"] == "exp2" or c["others"]:
+        return None
+    counts = catalog.load(name).counts
+    cost = pipe_cost(counts)
+    return Entry(name, c["function"], c["direction"], c["format"], c["instructions"], c["fma"], cost.bound, cost.sum,
+                 float(c["max_weighted_error"]), float(c["max_abs_error"]), float(c["max_ulp"]),
+                 float(c["max_ulp_quarter"]), float(c["monotone_ulps_quarter"]), not faults_of(c) and not counts.mufu, counts.cvt > 0, counts.mufu > 0,
+                 max(map(float, c["rel_rms"].values())))  # fmt: skip
 
 
 def front(candidates: Iterable[Entry], *, cost: str = "instructions") -> list[Entry]:
@@ -98,8 +103,9 @@ def candidates_for(function: str, direction: str, fmt: str, tails: bool, hardwar
     """Entries of a function; with ``tails`` only those that a default program may be, and hardware ones if admitted."""
     get_function(function, direction)
     get_format(fmt)
-    return [e for e in entries() if (e.function, e.direction, e.format) == (function, direction, fmt)
-            and (hardware if e.hardware else e.default or not tails)]  # fmt: skip
+    # Names begin with these three, so that one function's programs are read without all the others.
+    named = (n for n in catalog.programs() if n.startswith(f"{function}.{direction}.{fmt}."))
+    return [e for e in map(_entry, named) if e is not None and (hardware if e.hardware else e.default or not tails)]
 
 
 def best(function: str, *, direction: str = "forward", format: str | Format = "bf16", max_error: float | None = None,
@@ -111,7 +117,8 @@ def best(function: str, *, direction: str = "forward", format: str | Format = "b
     ``max_instructions`` the most accurate one within that; both together, the most accurate. ``tier``:
     ``accurate`` is the cheapest within an ulp of max(|f|, 1/4) and monotone to an ulp (where none is, the
     nearest), ``balanced`` the cheapest within 1.5 times the least error of those that compute in their own
-    format, ``fast`` the one of fewest instructions. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
+    format, ``fast`` the one of fewest instructions, ``faithful`` the cheapest within 1.05 times the least relative RMS error of f under
+    N(0, s) inputs, the worst of s = 1/4, 1 and 2: what a model's layers see. Without any of them, ``balanced``. ``tails=False`` admits programs without exact
     tails and range, ``hardware=True`` the GPU's own functions, whose certificates hold for the architecture that their
     tables were recorded on and whose one instruction is 16 units of the special-function unit; a tier with limits is chosen among the programs within them. Raises PolyfmaError that says what there is when nothing fits.
     """
@@ -145,6 +152,9 @@ def best(function: str, *, direction: str = "forward", format: str | Format = "b
 
 
 def _of_tier(found: list[Entry], tier: str) -> Entry:
+    if tier == "faithful":
+        within = [e for e in found if e.rel_rms <= FAITHFUL_FACTOR * min(e.rel_rms for e in found)]
+        return min(within, key=lambda e: (e.instructions, e.rel_rms, e.name))
     if tier == "accurate":
         accurate = [e for e in found if e.accurate]
         if accurate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,10 +114,17 @@ def machine() -> dict[str, Any]:
 
     from polyfma import __version__
 
-    packages = ("torch", "triton", "liger-kernel")
-    return {"device": torch.cuda.get_device_name(), "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-            "cuda": torch.version.cuda, "versions": {p: _version(p) for p in packages if _version(p)} | {"polyfma": __version__},
+    packages = ("torch", "triton", "liger-kernel", "transformers")
+    gpu = torch.cuda.is_available()
+    return {"device": torch.cuda.get_device_name() if gpu else _processor(),
+            "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None, "cuda": torch.version.cuda, "versions": {p: _version(p) for p in packages if _version(p)} | {"polyfma": __version__},
             "commit": os.environ.get("GIT_COMMIT") or _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")}  # fmt: skip
+
+
+def _processor() -> str:
+    """The CPU's own name, of several cores."""
+    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")] if Path("/proc/cpuinfo").is_file() else []
+    return f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores"
 
 
 def _version(package: str) -> str | None:

@@ -151,6 +151,9 @@ def _named_forms() -> Iterator[Row]:
                 yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice", {"form": form})
             yield Row(f"{function}.forward.{fmt}.times-sigmoid-d4", function, "forward", fmt, 4, "lattice",
                       {"form": "times-sigmoid", "objective": gating})  # fmt: skip
+        for function in FAITHFUL if fmt == "bf16" else ():
+            yield Row(f"{function}.forward.{fmt}.fp32-times-sigmoid-limited-d7", function, "forward", fmt, 7, "lattice",
+                      {"form": "fp32-times-sigmoid-limited", "objective": gating})  # fmt: skip
         for form, degree in (("unit-odd", 4), ("unit-odd", 5), ("unit-odd", 6)):
             yield Row(f"tanh.forward.{fmt}.{form}-d{degree}", "tanh", "forward", fmt, degree, "lattice",
                       {"form": form, "objective": "logit"})  # fmt: skip
@@ -167,6 +170,9 @@ def _named_forms() -> Iterator[Row]:
         yield Row(f"{function}.forward.{fmt}.{form}-d{degree}", function, "forward", fmt, degree, "lattice",
                   {"form": form, "objective": "ulp-quarter"})  # fmt: skip
 
+
+# Functions of a model's gates: the factor of x in fp32, fitted where gates lie, so that nearly every result is correctly rounded.
+FAITHFUL = ("silu", "gelu", "gelu-tanh", "silu-1.702")
 
 # Programs that compute in a wider format: for BF16 the cheapest form and degree, of those looked at, within an
 # ulp of max(|f|, 1/4) and monotone to an ulp of that; for FP16 as near as the search comes.

@@ -1,4 +1,4 @@
-"""The command line: ``polyfma fit | certify | list | show | emit | audit | catalog | bench | reproduce | doctor``.
+"""The command line: ``polyfma fit | certify | list | show | emit | audit | catalog | bench | profile | evaluate | reproduce | doctor``.
 
 Results go to stdout, as a table or with ``--json`` as JSON; progress and messages to stderr. Bad input
 exits with status 2 and one line; ``certify`` exits with 1 when a stored certificate no longer holds.
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 # isort: off
-from polyfma.cli import fitting, catalogue, kernels, bench, reproducing  # noqa: F401 - each adds its commands, in this order
+from polyfma.cli import fitting, catalogue, kernels, bench, models, reproducing  # noqa: F401 - each adds its commands, in this order
 # isort: on
 from polyfma.cli.shell import app, err
 from polyfma.errors import PolyfmaError

@@ -154,7 +154,7 @@ def choose(function: str, fmt: str, program: str | Program | None = None, backwa
            limit: float | None = None) -> Choice:  # fmt: skip
     """The Choice of an operator call.
 
-    ``program``: None for the default, a name or path, a Program, a tier (fast, balanced, accurate, hardware) or ``exact``.
+    ``program``: None for the default, a name or path, a Program, a tier (fast, balanced, accurate, faithful, hardware) or ``exact``.
     ``backward``: ``direct`` (a fitted program of the derivative; the default for programs, but where FP16 cannot hold a cap's scale), ``matched`` (the derivative of
     the forward program), ``exact`` (the default for exact), or a backward program or its name. Raises UnknownNameError and
     ProgramError that say what was given and what is allowed.

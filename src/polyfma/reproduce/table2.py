@@ -9,6 +9,7 @@ split and fused replay of the program on the same points rounded to BF16.
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,61 @@ from polyfma import catalog
 from polyfma.fit.endpoint_ls import fit_endpoint_ls
 from polyfma.fit.minimax import fit_sollya
 from polyfma.formats import BF16, Values
-from polyfma.functions import Function
+from polyfma.forms import Form, get_form
+from polyfma.functions import Function, get_function
 from polyfma.program import Program
-from polyfma.published import Row, bf16_program, rows
+from polyfma.published import published
 from polyfma.replay import real_values, replay
 from polyfma.reproduce.result import Cell, Result
 
 POINTS = 20001
+METHODS = ("endpoint_ls", "sollya")
+# The published SiLU row is the composition of the sigmoid program; GELU multiplies by t once more.
+_FORMS = {("sigmoid", "forward"): "centred-odd", ("tanh", "forward"): "odd", ("silu", "forward"): "sigmoid-product",
+          ("gelu", "forward"): "residual-tp", ("sigmoid", "backward"): "even", ("tanh", "backward"): "even",
+          ("silu", "backward"): "centred-odd", ("gelu", "backward"): "centred-odd"}  # fmt: skip
 # Fit intervals that re-make the published endpoint-LS coefficients; other rows are searched.
 _KNOWN_INTERVAL = {("sigmoid", "backward"): 4.75}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published row with one method's coefficients."""
+
+    function: str
+    direction: str
+    degree: int
+    clamp: float
+    method: str
+    published_error: float
+    coefficients: tuple[float, ...]
+
+    @property
+    def form(self) -> Form:
+        return get_form(_FORMS[self.function, self.direction])
+
+    @property
+    def target(self) -> Function:
+        return get_function(self.function, self.direction)
+
+    @property
+    def label(self) -> str:
+        short = {"forward": "", "backward": "'"}[self.direction]
+        return f"{self.function}{short} D{self.degree} {self.method.replace('_', '-')}"
+
+
+def rows() -> list[Row]:
+    """The sixteen published figures with the coefficients that go with them."""
+    tables = published()
+    found = []
+    for row in tables["table2_max_abs_error_x1e3"]["rows"]:
+        source = "sigmoid" if row["function"] == "silu" and row["direction"] == "forward" else row["function"]
+        key = f"{source}_{'fwd' if row['direction'] == 'forward' else 'bwd'}_d{row['degree']}"
+        for method in METHODS:
+            coefficients = tables["table2_coefficients_ascending_powers"][key][method]
+            found.append(Row(row["function"], row["direction"], row["degree"], row["clamp"], method,
+                             row[method] / 1e3, tuple(coefficients)))  # fmt: skip
+    return found
 
 
 def grid(clamp: float) -> Values:
@@ -38,6 +85,13 @@ def published_error(row: Row, *, limit: float | None = None) -> float:
     offset, multiplier, matrix = row.form.model(row.target, x, row.degree, row.clamp)
     y = offset + multiplier * (matrix @ np.array(row.coefficients))
     return float(np.max(np.abs((y if limit is None else np.minimum(y, limit)) - row.target.values(x))))
+
+
+def bf16_program(row: Row) -> Program:
+    """The printed coefficients rounded to BF16, as a program."""
+    values = dict(zip(row.form.free_names(row.degree), row.coefficients, strict=True))
+    name = f"{row.function}.{row.direction}.bf16.d{row.degree}.published-{row.method.replace('_', '-')}"
+    return row.form.build(name, row.function, row.direction, "bf16", row.degree, values | {"clamp": row.clamp})
 
 
 def refit(row: Row) -> Program:

@@ -1,0 +1,112 @@
+"""A model under every arm: quality on a text, outliers that tails must survive, prefill and decode throughput."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfma.errors import PolyfmaError
+from polyfma.models.discover import GATED, discover
+from polyfma.models.patching import Config, patch
+from polyfma.models.quality import Prepare, Progress, Quality, compare
+from polyfma.models.structure import Gated
+
+SCALES = (1.0, 4.0, 16.0)
+
+
+@contextmanager
+def scaled_gates(model: nn.Module, scale: float) -> Iterator[None]:
+    """Every gate of a gated MLP times a number, before its activation: a stand-in for the outliers of larger models."""
+    places = [p for p in discover(model)[0] if p.kind == GATED and isinstance(p.detail, Gated) and p.detail.up is not None]
+    if not places:
+        raise PolyfmaError(f"{type(model).__name__} has no gated MLP with a gate projection of its own, whose gates could be scaled")
+    hooks = [getattr(p.module, p.detail.gate).register_forward_hook(partial(_scale, scale)) for p in places if isinstance(p.detail, Gated)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _scale(scale: float, module: nn.Module, given: Any, out: Tensor) -> Tensor:
+    return out * scale
+
+
+def tails(model: nn.Module, arms: Mapping[str, Config | None], chunks: Tensor, scales: Sequence[float] = SCALES, progress: Progress | None = None,
+          prepare: Prepare | None = None) -> dict[str, list[Quality]]:  # fmt: skip
+    """Quality by the factor on the gates, each arm against the native model with the same factor. {"x4": qualities of the arms}."""
+    found = {}
+    for scale in scales:
+        with scaled_gates(model, scale):
+            found[f"x{scale:g}"] = compare(model, arms, chunks, progress=progress, prepare=prepare)
+    return found
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Tokens a second, the median of the rounds, with the slowest and fastest: prefill of a whole prompt, decode of one token at a time."""
+
+    arm: str
+    prefill: float
+    prefill_range: tuple[float, float]
+    decode: float
+    decode_range: tuple[float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def throughput(model: nn.Module, arms: Mapping[str, Config | None], *, batch: int = 1, prompt: int = 2048, new_tokens: int = 64, rounds: int = 5,
+               progress: Progress | None = None) -> list[Throughput]:  # fmt: skip
+    """Every arm in each round, in alternating order, on the same random prompt; the model's own cache, greedy tokens."""
+    device = next(model.parameters()).device
+    config: Any = model.config
+    ids = torch.randint(0, config.get_text_config().vocab_size, (batch, prompt), device=device)
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    for i in range(rounds + 1):  # the first compiles and warms
+        for done, name in enumerate(reversed(list(arms)) if i % 2 else arms):
+            if progress:
+                progress(i * len(arms) + done, (rounds + 1) * len(arms), f"throughput: {name}")
+            timed = _timed(model, arms[name], ids, new_tokens)
+            if i:
+                seconds[name].append(timed)
+    return [_throughput(name, times, batch * prompt, batch * new_tokens) for name, times in seconds.items()]
+
+
+def _timed(model: nn.Module, config: Config | None, ids: Tensor, new_tokens: int) -> tuple[float, float]:
+    handle = None if config is None else patch(model, config)
+    try:
+        with torch.no_grad():
+            out, prefill = _clocked(ids.device, partial(model, ids, use_cache=True, logits_to_keep=1))
+            return prefill, _clocked(ids.device, partial(_decode, model, out, new_tokens))[1]
+    finally:
+        if handle is not None:
+            handle.unpatch()
+
+
+def _decode(model: nn.Module, out: Any, new_tokens: int) -> None:
+    for _ in range(new_tokens):
+        out = model(out.logits[:, -1:].argmax(-1), past_key_values=out.past_key_values, use_cache=True)
+
+
+def _clocked(device: torch.device, run: Callable[[], Any]) -> tuple[Any, float]:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    result = run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return result, time.perf_counter() - start
+
+
+def _throughput(name: str, times: list[tuple[float, float]], prompt: int, new: int) -> Throughput:
+    prefill, decode = ([tokens / t[place] for t in times] for place, tokens in ((0, prompt), (1, new)))
+    return Throughput(name, statistics.median(prefill), (min(prefill), max(prefill)), statistics.median(decode), (min(decode), max(decode)))

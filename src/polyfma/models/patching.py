@@ -1,0 +1,306 @@
+"""``pf.patch(model)``: programs in place of a model's activations, with a report and the way back.
+
+Only instances change, by entries in their ``__dict__``: no parameter, buffer, submodule or class does, so state_dict, optimizers
+and wrappers see the model that they saw before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyfma.errors import PolyfmaError, UnknownNameError
+from polyfma.models import attention, bound, experts
+from polyfma.models.discover import ACTIVATION, ATTENTION, EXPERTS, Left, Place, discover
+from polyfma.models.experts import Gate
+from polyfma.models.structure import Gated
+from polyfma.models.tails import check_tails
+from polyfma.models.units import Unit
+from polyfma.ops.choice import EXACT, choose
+from polyfma.ops.dtypes import FORMATS
+from polyfma.pareto import candidates_for
+from polyfma.program import Program
+
+NATIVE = "native"  # of a layer: leave it as it is
+DEFAULT = "faithful"  # the tier nearest to correct rounding where a model's inputs lie
+FilterFn = Callable[[nn.Module, str], bool]
+Given = str | Program | None
+
+
+@dataclass(frozen=True)
+class Config:
+    """What :func:`patch` puts where.
+
+    ``program`` and ``backward`` are as in :mod:`polyfma.ops` and hold for every function; ``faithful``, the default, is the tier
+    nearest to correct rounding where a model's inputs lie (a function without programs is then computed exactly); ``programs`` names them by function (``silu``, ``gelu``, ``gelu-tanh``, ``silu-1.702``, ``sigmoid``, ``tanh``);
+    ``layers`` by a pattern of module names, the first that matches, with ``native`` for a layer to leave. ``attention`` and
+    ``experts`` switch those places off; ``softcap`` is the program of softcapped attention (``auto``). ``include`` names activations
+    inside routers to take all the same. A program whose tails are not exact is refused unless ``inexact_tails`` says so.
+    """
+
+    program: Given = DEFAULT
+    backward: Given = None
+    programs: Mapping[str, Given] = field(default_factory=dict)
+    layers: Mapping[str, Given] = field(default_factory=dict)
+    attention: bool = True
+    experts: bool = True
+    include: tuple[str, ...] = ()
+    inexact_tails: bool = False
+
+    @classmethod
+    def read(cls, path: str | Path) -> Config:
+        """A choice that ``polyfma profile`` wrote. Raises PolyfmaError for another file."""
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            layers = found["choice"]["layers"]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
+            raise PolyfmaError(f"{str(path)!r} is no profile: polyfma profile --out writes one") from None
+        return cls(layers=dict(layers))
+
+    def program_of(self, place: Place) -> Given:
+        """The program of a place: of its layer, else of its function, else of all."""
+        for pattern, given in self.layers.items():
+            if fnmatchcase(place.name, pattern):
+                return given
+        return self.programs.get(place.function, self.program)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One place as it is in the patched model."""
+
+    name: str
+    kind: str
+    module: str
+    function: str
+    program: str
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was replaced by what, and what was left alone with the reason. ``note`` says what a caller should know of the dtype."""
+
+    replaced: tuple[Replaced, ...]
+    left: tuple[Left, ...]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"replaced": [r.to_dict() for r in self.replaced], "left": [dict(vars(entry)) for entry in self.left], "note": self.note}
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} places replaced"]
+        lines += [f"  {names}: {kind} ({module}), {function} by {program}" for (kind, module, function, program), names in _grouped(self.replaced).items()]
+        if self.left:
+            lines.append(f"{len(self.left)} left alone")
+            lines += [f"  {names}: {reason[0]}" for reason, names in _grouped(self.left).items()]
+        return "\n".join([*lines, self.note] if self.note else lines)
+
+
+def _grouped(entries: tuple[Any, ...]) -> dict[tuple[str, ...], str]:
+    """Names by what else is said of them, with a layer's number left open where only it differs: ``model.layers.*.mlp (32)``."""
+    groups: dict[tuple[str, ...], dict[str, int]] = {}
+    for entry in entries:
+        rest = tuple(v for k, v in vars(entry).items() if k != "name")
+        pattern = ".".join("*" if part.isdigit() else part for part in entry.name.split(".")) or "the model"
+        counts = groups.setdefault(rest, {})
+        counts[pattern] = counts.get(pattern, 0) + 1
+    return {rest: ", ".join(p if n == 1 and "*" not in p else f"{p} ({n})" for p, n in counts.items()) for rest, counts in groups.items()}
+
+
+class Handle:
+    """A patched model: :meth:`report`, :meth:`unpatch`, or a context manager that unpatches at its end."""
+
+    def __init__(self, model: nn.Module, report: Report, undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+        self.model, self._report, self._undo = model, report, undo
+
+    def report(self) -> Report:
+        """What was replaced and what was not."""
+        return self._report
+
+    def unpatch(self) -> None:
+        """Put back exactly what was there; a second call does nothing."""
+        restore(self._undo)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.unpatch()
+
+
+_ABSENT = object()
+
+
+def restore(undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Undo :func:`bind`, the last first, and forget it."""
+    while undo:
+        attributes, name, before = undo.pop()
+        if before is _ABSENT:
+            attributes.pop(name, None)
+        else:
+            attributes[name] = before
+
+
+def patch(model: nn.Module, config: Config | None = None, filter_fn: FilterFn | None = None, dry_run: bool = False) -> Handle:
+    """Replace a model's gated MLPs, activations, softcapped attention and routed experts by operators on programs.
+
+    ``filter_fn(module, name)`` returns whether to take a place. With ``dry_run`` nothing changes and the report says what would.
+    Tensors that are not BF16 or FP16, autocast included, go through torch's own functions as before.
+
+    Raises PolyfmaError where there is nothing to replace, the model is patched already, or a program's tails are not exact;
+    UnknownNameError and ProgramError for a program that does not exist or is of another function or dtype. Nothing is changed then.
+    """
+    config = _checked(model, config)
+    if any(bound.is_ours(v) for m in model.modules() for v in m.__dict__.values()):
+        raise PolyfmaError("the model is patched already: call unpatch() of its handle first")
+    places, left = discover(model, config.include)
+    taken, passed = _chosen(places, config, filter_fn)
+    _check_patterns(config, places, left)
+    if not taken:
+        reasons = "; ".join(f"{entry.name or 'the model'}: {entry.reason}" for entry in (left + passed)[:3])
+        raise PolyfmaError(f"nothing to patch in {type(model).__name__}: {reasons or 'it has no activation, gated MLP, experts or softcapped attention that is known'}")
+    fmt, note = format_of(model)
+    units = _units(taken, config, fmt)
+    replaced = tuple(Replaced(p.name, p.kind, type(p.module).__name__, p.function, _program_text(p, units, fmt)) for p in taken)
+    handle = Handle(model, Report(replaced, (*left, *passed), note), [])
+    if not dry_run:
+        try:
+            bind(model, taken, units, handle._undo)
+        except BaseException:
+            handle.unpatch()
+            raise
+    return handle
+
+
+def bind(model: nn.Module, places: list[Place], units: Mapping[str, Unit], undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Put the units in place, noting in ``undo`` what was there."""
+    for place in places:
+        module = place.module
+        if isinstance(place.detail, Gated):
+            _set(module, "forward", partial(bound.gated_forward, module, place.detail, units[place.name]), undo)
+        elif isinstance(place.detail, Gate):
+            _set(module, "_apply_gate", partial(bound.packed_gate, module, units[place.name], place.detail.interleaved), undo)
+        elif place.kind == ACTIVATION:
+            _set(module, "forward", partial(bound.activation_forward, module, units[place.name]), undo)
+    _switch(model, places, undo)
+
+
+def _switch(model: nn.Module, places: list[Place], undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    """Implementations that a config names. Configs may be shared with other models, so this model gets copies."""
+    configs: dict[str, Any] = {p.name: p.module.config for p in places if p.kind == ATTENTION or (isinstance(p.detail, Gate) and p.detail.looped)}
+    capped = {id(configs[p.name]): configs[p.name] for p in places if p.kind == ATTENTION}
+    looped = {id(configs[p.name]): configs[p.name] for p in places if isinstance(p.detail, Gate) and p.detail.looped}
+    if capped:
+        attention.register()
+    if looped:
+        experts.register()
+    copies = {}
+    for key, config in (capped | looped).items():
+        copies[key] = copy.copy(config)
+        if key in capped:
+            copies[key]._attn_implementation_internal = attention.NAME
+        if key in looped:
+            copies[key]._experts_implementation_internal = experts.NAME
+    for module in model.modules():
+        if (new := copies.get(id(module.__dict__.get("config")))) is not None:
+            _set(module, "config", new, undo)
+
+
+def _set(module: nn.Module, name: str, value: Any, undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    undo.append((module.__dict__, name, module.__dict__.get(name, _ABSENT)))
+    module.__dict__[name] = value
+
+
+# -- from the arguments to units ----------------------------------------------------------------------------
+
+
+def _checked(model: nn.Module, config: Config | None) -> Config:
+    if not isinstance(model, nn.Module):
+        raise PolyfmaError(f"patch takes a torch.nn.Module, not {type(model).__name__}")
+    if config is not None and not isinstance(config, Config):
+        raise PolyfmaError(f"config must be a polyfma.models.Config, not {type(config).__name__}: Config(program={str(config)[:40]!r}), say")
+    return config or Config()
+
+
+def _chosen(places: list[Place], config: Config, filter_fn: FilterFn | None) -> tuple[list[Place], list[Left]]:
+    taken, passed = [], []
+    for place in places:
+        if (place.kind == ATTENTION and not config.attention) or (place.kind == EXPERTS and not config.experts):
+            passed.append(Left(place.name, f"config leaves {place.kind}"))
+        elif place.kind != ATTENTION and config.program_of(place) == NATIVE:
+            passed.append(Left(place.name, "config leaves it native"))
+        elif filter_fn is not None and not filter_fn(place.module, place.name):
+            passed.append(Left(place.name, "filter_fn leaves it"))
+        else:
+            taken.append(place)
+    return taken, passed
+
+
+def _check_patterns(config: Config, places: list[Place], left: list[Left]) -> None:
+    """A pattern or function that matches nothing is a mistake: the caller believes that it does something."""
+    names, functions = [p.name for p in places], {p.function for p in places if p.kind != ATTENTION}
+    for what, patterns in (("layers", config.layers), ("include", config.include)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+                raise UnknownNameError(f"{what} pattern {pattern!r} matches no place of this model; there are: {known or 'none'}")
+    for function in config.programs:
+        if function not in functions:
+            raise UnknownNameError(f"programs names {function!r}, which this model does not compute; it has: {', '.join(sorted(functions)) or 'none'}")
+
+
+def format_of(model: nn.Module) -> tuple[str, str]:
+    """The 16-bit format that the model's activations will have, and what to say where its parameters do not say it."""
+    dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
+    for dtype in dtypes:
+        if dtype in FORMATS:
+            return FORMATS[dtype], ""
+    kinds = ", ".join(sorted({str(d).removeprefix("torch.") for d in dtypes})) or "none"
+    return FORMATS[torch.bfloat16], f"parameters are {kinds}: programs run where autocast makes BF16 or FP16 of them; the rest stays torch's"
+
+
+def _units(places: list[Place], config: Config, fmt: str) -> dict[str, Unit]:
+    """The unit of each place; places of one kind share theirs, so that programs are looked up once."""
+    shared: dict[tuple[Any, ...], Unit] = {}
+    units = {}
+    for place in places:
+        if place.kind != ATTENTION:
+            given = config.program_of(place)
+            key = (place.function, place.alpha, place.limit, given.digest if isinstance(given, Program) else given)
+            if key not in shared:
+                shared[key] = _unit(place, config, fmt)
+            units[place.name] = shared[key]
+    return units
+
+
+def _unit(place: Place, config: Config, fmt: str) -> Unit:
+    """The unit of a place, its programs resolved so that a wrong one is refused before anything changes."""
+    given, slope = config.program_of(place), config.backward
+    if given == DEFAULT and not candidates_for(place.called, "forward", fmt, True):
+        given = EXACT
+    found = choose(place.called, fmt, given, slope, place.limit)
+    if not config.inexact_tails and found.forward != EXACT:
+        check_tails(found.forward, place.name)
+    return Unit.of(place.function, given, slope, place.alpha, place.limit)
+
+
+def _program_text(place: Place, units: Mapping[str, Unit], fmt: str) -> str:
+    if place.kind == ATTENTION:
+        return f"cap {place.detail:g}, softcap_attention"
+    unit = units[place.name]
+    return choose(place.called, fmt, unit.program, unit.backward, unit.limit).forward
+
+
