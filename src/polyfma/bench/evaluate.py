@@ -12,8 +12,8 @@ import torch
 
 from polyfma.bench.result import machine
 from polyfma.errors import PolyfmaError, UnknownNameError
-from polyfma.models.arms import PUBLISHED_LS, arms_of
-from polyfma.models.evaluation import SCALES, tails, throughput
+from polyfma.models.arms import PUBLISHED_LS, PUBLISHED_SOLLYA, PUBLISHED_SPLIT, arms_of
+from polyfma.models.evaluation import EVERY, tails, throughput
 from polyfma.models.loading import Loaded, chunks, load_model, read_text, words
 from polyfma.models.patching import Config
 from polyfma.models.products import fp32_products
@@ -23,10 +23,10 @@ PRODUCTS = ("fp32", "native")
 PROTOCOL = {
     "quality": "every arm on the same chunks in one process, against the native model of the same dtype; KL(native, arm) of next-token"
                " distributions, their logits computed in fp32 from the last hidden state; intervals are 95 percent, Student's t over chunks",
-    "tails": "every gate times the factor before its activation, native model too",
+    "tails": f"every gate times the factor before its activation, or every {EVERY}th gate at a large negative number; the native model so changed too",
     "throughput": "median of the rounds after one to warm, arms in alternating order, random prompt, greedy tokens with the model's own cache",
 }  # fmt: skip
-TAIL_ARMS = ("exact", "ours (faithful)", PUBLISHED_LS)
+TAIL_ARMS = ("exact", "ours (faithful)", "endpoint-ls D4, exact tails", PUBLISHED_LS, PUBLISHED_SPLIT, PUBLISHED_SOLLYA)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def evaluate(wanted: Wanted, progress: Callable[..., None] = lambda *_: None) ->
     record["budget"] = dict(vars(budget))
     if wanted.tails and "silu" in _functions(loaded):
         chosen = {n: c for n, c in arms.items() if n in TAIL_ARMS}
-        measured = tails(loaded.model, chosen, tokens[:1], SCALES, progress, prepare)
+        measured = tails(loaded.model, chosen, tokens[:2], progress=progress, prepare=prepare)
         record["tails"] = {scale: [q.to_dict() | {"refused": budget.faults(q)} for q in qualities] for scale, qualities in measured.items()}
     if wanted.tasks is not None:
         from polyfma.models.harness import evaluate_tasks

@@ -121,6 +121,21 @@ def exp2_command(out_file: OutFile = None, as_json: Json = False) -> None:
     _measured("exp2", out_file, as_json, exp2.measure)
 
 
+@bench_app.command("models")
+def models_command(
+    case: Annotated[str, typer.Option(help="mlp (a training step of a Llama MLP), prefill (every tested family), separated by commas.")] = "mlp,prefill",
+    out_file: OutFile = None,
+    as_json: Json = False,
+) -> None:
+    """Whole models on a GPU: patched against native, torch.compile and Liger."""
+    _need_torch()
+    from polyfma.bench import models
+    from polyfma.bench.result import check_cases
+
+    cases = check_cases(_names("case", case, ()), models.CASES)
+    _measured("models", out_file, as_json, lambda progress: models.measure(cases, progress))
+
+
 def _attention(cases: Sequence[str], picture: Path | None, out_file: Path | None, as_json: bool) -> Measurement:
     _need_fa4()
     from polyfma.bench import attention

@@ -79,7 +79,7 @@ def evaluate_command(
     tokens: Tokens = 4096,
     length: Length = 1024,
     arms: Annotated[str | None, typer.Option(help="Arms by name, separated by commas; default: all.")] = None,
-    tails: Annotated[bool, typer.Option(help="Also with every gate times 1, 4 and 16.")] = True,
+    tails: Annotated[bool, typer.Option(help="Also with every gate times 1, 4 and 16, and with neurons that are off.")] = True,
     throughput: Annotated[bool, typer.Option("--throughput", help="Also time prefill and decode.")] = False,
     tasks: Annotated[str | None, typer.Option(help="Also lm-eval tasks, separated by commas: names, common, or YAML files of local tasks.")] = None,
     device: Device = None,
@@ -146,7 +146,7 @@ def _print_profile(found: Any, out_file: Path | None) -> None:
 def _print_evaluation(record: dict[str, Any]) -> None:
     print_table(_quality_table(f"{record['model']['name']} ({record['dtype']}, {record['device']})", record["quality"]))
     for scale, rows in record.get("tails", {}).items():
-        print_table(_quality_table(f"gates {scale}", rows))
+        print_table(_quality_table(scale, rows))
     for row in record.get("throughput", ()):
         out.print(f"{row['arm']}: prefill {row['prefill']:.0f} tokens/s, decode {row['decode']:.0f}", markup=False)
     for arm, figures in record.get("tasks", {}).get("arms", {}).items():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polyfma import catalog
 from polyfma.forms import get_form
 from polyfma.models.patching import Config
-from polyfma.program import Program
+from polyfma.program import Op, Program
 from polyfma.published import published
 
 CONTROLS = ("endpoint-ls", "sollya")
-PUBLISHED_LS, PUBLISHED_SOLLYA = "published endpoint-ls", "published sollya"
+PUBLISHED_LS, PUBLISHED_SPLIT, PUBLISHED_SOLLYA = "published endpoint-ls", "published endpoint-ls, split", "published sollya"
 
 
 def published_silu(method: str) -> Program:
@@ -25,6 +27,17 @@ def published_silu(method: str) -> Program:
         control = catalog.load(f"sigmoid.forward.bf16.d4.{method}")
         values = {name: control.const_value(name) for name in (*form.free_names(4), "clamp")}
     return form.build(f"silu.forward.bf16.d4.published-{method}", "silu", "forward", "bf16", 4, values)
+
+
+def split(program: Program) -> Program:
+    """The program with each fused multiply-add as a multiplication and an addition, each rounded: the arithmetic of the published search."""
+    ops: list[Op] = []
+    for op in program.ops:
+        if op.op == "fma":
+            ops += [Op("mul", f"{op.dst}_product", op.src[:2], op.format), Op("add", op.dst, (f"{op.dst}_product", op.src[2]), op.format)]
+        else:
+            ops.append(op)
+    return replace(program, name=f"{program.name}.split", ops=tuple(ops))
 
 
 def arms_of(functions: set[str], fmt: str) -> dict[str, Config | None]:
@@ -44,6 +57,7 @@ def arms_of(functions: set[str], fmt: str) -> dict[str, Config | None]:
         if programs:
             arms[f"{method} D4, exact tails"] = Config(programs=programs)
     if "silu" in functions and fmt == "bf16":
-        for name, method in ((PUBLISHED_LS, "endpoint-ls"), (PUBLISHED_SOLLYA, "sollya")):
-            arms[name] = Config(programs={"silu": published_silu(method)}, inexact_tails=True)
+        for name, program in ((PUBLISHED_LS, published_silu("endpoint-ls")), (PUBLISHED_SPLIT, split(published_silu("endpoint-ls"))),
+                              (PUBLISHED_SOLLYA, published_silu("sollya"))):  # fmt: skip
+            arms[name] = Config(programs={"silu": program}, inexact_tails=True)
     return arms

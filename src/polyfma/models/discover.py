@@ -77,7 +77,7 @@ def discover(model: nn.Module, include: tuple[str, ...] = ()) -> tuple[list[Plac
                 inside.append(name)
         elif found is not None:
             left.append(found)
-            if experts.is_experts(module):
+            if experts.is_experts(module) or gated(module) is not None:
                 inside.append(name)
     return places, left + _softcaps_left(model)
 

@@ -20,15 +20,39 @@ from polyfma.models.quality import Prepare, Progress, Quality, compare
 from polyfma.models.structure import Gated
 
 SCALES = (1.0, 4.0, 16.0)
+SILENT = (50.0, 200.0, 800.0)
+EVERY = 64  # one neuron in so many is made silent
 
 
 @contextmanager
 def scaled_gates(model: nn.Module, scale: float) -> Iterator[None]:
-    """Every gate of a gated MLP times a number, before its activation: a stand-in for the outliers of larger models."""
+    """Every gate of a gated MLP times a number, before its activation."""
+    with _gates(model, lambda out: out * scale):
+        yield
+
+
+@contextmanager
+def silent_neurons(model: nn.Module, gate: float) -> Iterator[None]:
+    """Every 64th gate set to a large negative number, where SiLU and GELU are 0: neurons that are off, as larger models have them.
+
+    Natively they add nothing, so the model hardly changes; a program without exact tails gives them a voice.
+    """
+
+    def silenced(out: Tensor) -> Tensor:
+        out = out.clone()
+        out[..., ::EVERY] = -abs(gate)
+        return out
+
+    with _gates(model, silenced):
+        yield
+
+
+@contextmanager
+def _gates(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     places = [p for p in discover(model)[0] if p.kind == GATED and isinstance(p.detail, Gated) and p.detail.up is not None]
     if not places:
-        raise PolyfmaError(f"{type(model).__name__} has no gated MLP with a gate projection of its own, whose gates could be scaled")
-    hooks = [getattr(p.module, p.detail.gate).register_forward_hook(partial(_scale, scale)) for p in places if isinstance(p.detail, Gated)]
+        raise PolyfmaError(f"{type(model).__name__} has no gated MLP with a gate projection of its own, whose gates could be changed")
+    hooks = [getattr(p.module, p.detail.gate).register_forward_hook(lambda module, given, out: change(out)) for p in places if isinstance(p.detail, Gated)]
     try:
         yield
     finally:
@@ -36,17 +60,14 @@ def scaled_gates(model: nn.Module, scale: float) -> Iterator[None]:
             hook.remove()
 
 
-def _scale(scale: float, module: nn.Module, given: Any, out: Tensor) -> Tensor:
-    return out * scale
-
-
-def tails(model: nn.Module, arms: Mapping[str, Config | None], chunks: Tensor, scales: Sequence[float] = SCALES, progress: Progress | None = None,
-          prepare: Prepare | None = None) -> dict[str, list[Quality]]:  # fmt: skip
-    """Quality by the factor on the gates, each arm against the native model with the same factor. {"x4": qualities of the arms}."""
+def tails(model: nn.Module, arms: Mapping[str, Config | None], chunks: Tensor, scales: Sequence[float] = SCALES, silent: Sequence[float] = SILENT,
+          progress: Progress | None = None, prepare: Prepare | None = None) -> dict[str, list[Quality]]:  # fmt: skip
+    """Quality with every gate scaled and with silent neurons, each arm against the native model so changed. {"gates x4": qualities of the arms}."""
+    changes = {f"gates x{s:g}": partial(scaled_gates, model, s) for s in scales} | {f"silent neurons at -{g:g}": partial(silent_neurons, model, g) for g in silent}
     found = {}
-    for scale in scales:
-        with scaled_gates(model, scale):
-            found[f"x{scale:g}"] = compare(model, arms, chunks, progress=progress, prepare=prepare)
+    for name, changed in changes.items():
+        with changed():
+            found[name] = compare(model, arms, chunks, progress=progress, prepare=prepare)
     return found
 
 

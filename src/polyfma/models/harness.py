@@ -63,7 +63,7 @@ def _tasks(lm_eval: Any, tasks: Sequence[str]) -> tuple[list[str], Any]:
     for path in files:
         if not path.is_file():
             raise PolyfmaError(f"task file {str(path)!r} is not there")
-    manager = lm_eval.tasks.TaskManager(include_path=[str(p.parent) for p in files] or None, verbosity="ERROR")
+    manager = lm_eval.tasks.TaskManager(include_path=[str(p.parent) for p in files] or None)
     names = [name for t in tasks for name in (COMMON if t == "common" else (_task_of(Path(t)) if t.endswith((".yaml", ".yml")) else t,))]
     unknown = [n for n in names if n not in manager.all_tasks]
     if unknown:

@@ -109,7 +109,7 @@ def predict(histogram: Histogram, function: str, program: Program | str) -> Pred
     exact = target.table(fmt).exact
     values, counts, energy = fmt.decode(fmt.all_bits()), histogram.counts, histogram.energy
     used = (counts > 0) & np.isfinite(values)
-    error, n = (got - exact)[used], counts[used]
+    error, n = got[used] - exact[used], counts[used]
     total = max(int(n.sum()), 1)
     squares = np.square(error) * energy[used]
     outside = np.abs(values[used]) > TAIL * function_scale(target)

@@ -34,7 +34,7 @@ class Budget:
 
     kl: float = 1e-3
     perplexity: float = 1e-3
-    cosine: float = 1e-4
+    cosine: float = 1e-3
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -144,7 +144,8 @@ def _add(s: _Sums, native: tuple[Tensor | None, list[Tensor]], arm: tuple[Tensor
     s.distance, s.norm = (x if y is None else x + y for x, y in ((distance, s.distance), (norm, s.norm)))
     if native[0] is None or arm[0] is None:
         s.tokens += ids.shape[1]
-        s.cosine.append(1 - float(torch.cosine_similarity(arm[1][-1].mean(0), native[1][-1].mean(0), 0)))
+        one, two = (states[1][-1].double().mean(0) for states in (arm, native))
+        s.cosine.append(max(0.0, 1 - float(torch.cosine_similarity(one, two, 0))))
         return
     # exp of the native log probabilities weighs; where it is 0 the term is 0, whatever the other's logarithm
     kl = torch.where(native[0].isneginf(), 0.0, native[0].exp() * (native[0] - arm[0])).sum(-1).double()
