@@ -542,3 +542,26 @@ def test_generation_with_the_patched_model() -> None:
         model, x = build(name), inputs(name)
         with pf.patch(model), torch.no_grad():
             assert model.generate(x, max_new_tokens=3, do_sample=False).shape == (2, 12), name
+
+
+def test_a_handle_patches_again() -> None:
+    model, x = build("gemma2"), inputs("gemma2")
+    native = output(model, x)
+    handle = pf.patch(model, Config(program="fast"))
+    patched = output(model, x)
+    handle.repatch()
+    assert torch.equal(output(model, x), patched)
+    for _ in range(2):
+        handle.unpatch()
+        assert torch.equal(output(model, x), native)
+        handle.repatch()
+        assert torch.equal(output(model, x), patched)
+    handle.unpatch()
+    assert torch.equal(output(model, x), native)
+
+
+def test_a_cap_that_native_attention_drops_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("gemma2")
+    assert "softcap" not in pf.patch(model, dry_run=True).report().note
+    model.config._attn_implementation_internal = "sdpa"
+    assert "leaves the softcap out" in pf.patch(model, dry_run=True).report().note

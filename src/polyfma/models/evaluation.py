@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyfma.errors import PolyfmaError
 from polyfma.models.discover import GATED, discover
-from polyfma.models.patching import Config, patch
-from polyfma.models.quality import Prepare, Progress, Quality, compare
+from polyfma.models.patching import Config, Handle
+from polyfma.models.quality import Prepare, Progress, Quality, compare, handles, switched
 from polyfma.models.structure import Gated
 
 SCALES = (1.0, 4.0, 16.0)
@@ -92,25 +92,21 @@ def throughput(model: nn.Module, arms: Mapping[str, Config | None], *, batch: in
     config: Any = model.config
     ids = torch.randint(0, config.get_text_config().vocab_size, (batch, prompt), device=device)
     seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    patched = handles(model, arms)
     for i in range(rounds + 1):  # the first compiles and warms
         for done, name in enumerate(reversed(list(arms)) if i % 2 else arms):
             if progress:
                 progress(i * len(arms) + done, (rounds + 1) * len(arms), f"throughput: {name}")
-            timed = _timed(model, arms[name], ids, new_tokens)
+            timed = _timed(model, patched[name], ids, new_tokens)
             if i:
                 seconds[name].append(timed)
     return [_throughput(name, times, batch * prompt, batch * new_tokens) for name, times in seconds.items()]
 
 
-def _timed(model: nn.Module, config: Config | None, ids: Tensor, new_tokens: int) -> tuple[float, float]:
-    handle = None if config is None else patch(model, config)
-    try:
-        with torch.no_grad():
-            out, prefill = _clocked(ids.device, partial(model, ids, use_cache=True, logits_to_keep=1))
-            return prefill, _clocked(ids.device, partial(_decode, model, out, new_tokens))[1]
-    finally:
-        if handle is not None:
-            handle.unpatch()
+def _timed(model: nn.Module, handle: Handle | None, ids: Tensor, new_tokens: int) -> tuple[float, float]:
+    with torch.no_grad(), switched(handle):
+        out, prefill = _clocked(ids.device, partial(model, ids, use_cache=True, logits_to_keep=1))
+        return prefill, _clocked(ids.device, partial(_decode, model, out, new_tokens))[1]
 
 
 def _decode(model: nn.Module, out: Any, new_tokens: int) -> None:

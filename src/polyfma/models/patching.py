@@ -35,6 +35,7 @@ NATIVE = "native"  # of a layer: leave it as it is
 DEFAULT = "faithful"  # the tier nearest to correct rounding where a model's inputs lie
 FilterFn = Callable[[nn.Module, str], bool]
 Given = str | Program | None
+Undo = list[tuple[dict[str, Any], str, Any]]  # instances' attributes, a name in them, what was there
 
 
 @dataclass(frozen=True)
@@ -121,10 +122,11 @@ def _grouped(entries: tuple[Any, ...]) -> dict[tuple[str, ...], str]:
 
 
 class Handle:
-    """A patched model: :meth:`report`, :meth:`unpatch`, or a context manager that unpatches at its end."""
+    """A patched model: :meth:`report`, :meth:`unpatch`, :meth:`repatch`, or a context manager that unpatches at its end."""
 
-    def __init__(self, model: nn.Module, report: Report, undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+    def __init__(self, model: nn.Module, report: Report, undo: Undo) -> None:
         self.model, self._report, self._undo = model, report, undo
+        self._again: Undo = []
 
     def report(self) -> Report:
         """What was replaced and what was not."""
@@ -132,7 +134,15 @@ class Handle:
 
     def unpatch(self) -> None:
         """Put back exactly what was there; a second call does nothing."""
-        restore(self._undo)
+        if self._undo:
+            self._again = [(attributes, name, attributes[name]) for attributes, name, _ in self._undo]
+            restore(self._undo)
+
+    def repatch(self) -> None:
+        """Put the programs back after :meth:`unpatch`, without looking for places again; nothing else where they are there."""
+        if not self._undo:
+            for attributes, name, value in self._again:
+                _put(attributes, name, value, self._undo)
 
     def __enter__(self) -> Handle:
         return self
@@ -144,7 +154,7 @@ class Handle:
 _ABSENT = object()
 
 
-def restore(undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+def restore(undo: Undo) -> None:
     """Undo :func:`bind`, the last first, and forget it."""
     while undo:
         attributes, name, before = undo.pop()
@@ -173,6 +183,7 @@ def patch(model: nn.Module, config: Config | None = None, filter_fn: FilterFn | 
         reasons = "; ".join(f"{entry.name or 'the model'}: {entry.reason}" for entry in (left + passed)[:3])
         raise PolyfmaError(f"nothing to patch in {type(model).__name__}: {reasons or 'it has no activation, gated MLP, experts or softcapped attention that is known'}")
     fmt, note = format_of(model)
+    note = " ".join(n for n in (note, _dropped_caps(taken)) if n)
     units = _units(taken, config, fmt)
     replaced = tuple(Replaced(p.name, p.kind, type(p.module).__name__, p.function, _program_text(p, units, fmt)) for p in taken)
     handle = Handle(model, Report(replaced, (*left, *passed), note), [])
@@ -185,7 +196,7 @@ def patch(model: nn.Module, config: Config | None = None, filter_fn: FilterFn | 
     return handle
 
 
-def bind(model: nn.Module, places: list[Place], units: Mapping[str, Unit], undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+def bind(model: nn.Module, places: list[Place], units: Mapping[str, Unit], undo: Undo) -> None:
     """Put the units in place, noting in ``undo`` what was there."""
     for place in places:
         module = place.module
@@ -198,7 +209,7 @@ def bind(model: nn.Module, places: list[Place], units: Mapping[str, Unit], undo:
     _switch(model, places, undo)
 
 
-def _switch(model: nn.Module, places: list[Place], undo: list[tuple[dict[str, Any], str, Any]]) -> None:
+def _switch(model: nn.Module, places: list[Place], undo: Undo) -> None:
     """Implementations that a config names. Configs may be shared with other models, so this model gets copies."""
     configs: dict[str, Any] = {p.name: p.module.config for p in places if p.kind == ATTENTION or (isinstance(p.detail, Gate) and p.detail.looped)}
     capped = {id(configs[p.name]): configs[p.name] for p in places if p.kind == ATTENTION}
@@ -219,9 +230,13 @@ def _switch(model: nn.Module, places: list[Place], undo: list[tuple[dict[str, An
             _set(module, "config", new, undo)
 
 
-def _set(module: nn.Module, name: str, value: Any, undo: list[tuple[dict[str, Any], str, Any]]) -> None:
-    undo.append((module.__dict__, name, module.__dict__.get(name, _ABSENT)))
-    module.__dict__[name] = value
+def _set(module: nn.Module, name: str, value: Any, undo: Undo) -> None:
+    _put(module.__dict__, name, value, undo)
+
+
+def _put(attributes: dict[str, Any], name: str, value: Any, undo: Undo) -> None:
+    undo.append((attributes, name, attributes.get(name, _ABSENT)))
+    attributes[name] = value
 
 
 # -- from the arguments to units ----------------------------------------------------------------------------
@@ -270,6 +285,12 @@ def format_of(model: nn.Module) -> tuple[str, str]:
             return FORMATS[dtype], ""
     kinds = ", ".join(sorted({str(d).removeprefix("torch.") for d in dtypes})) or "none"
     return FORMATS[torch.bfloat16], f"parameters are {kinds}: programs run where autocast makes BF16 or FP16 of them; the rest stays torch's"
+
+
+def _dropped_caps(places: list[Place]) -> str:
+    """What a caller must know of transformers that compute softcapped layers by SDPA, which has no softcap (5.17 does)."""
+    dropped = [p for p in places if p.kind == ATTENTION and getattr(p.module.config, "_attn_implementation", "") == "sdpa"]
+    return "unpatched, this model's attention is SDPA, which leaves the softcap out; patched, it is capped" if dropped else ""
 
 
 def _units(places: list[Place], config: Config, fmt: str) -> dict[str, Unit]:

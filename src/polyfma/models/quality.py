@@ -18,7 +18,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from polyfma.errors import PolyfmaError
-from polyfma.models.patching import Config, patch
+from polyfma.models.patching import Config, Handle, patch
 from polyfma.models.products import fp32_logits
 
 CONFIDENCE = 0.95
@@ -94,16 +94,16 @@ def compare(model: nn.Module, arms: Mapping[str, Config | None], chunks: Tensor,
     context manager around every forward pass.
     """
     causal = getattr(model, "lm_head", None) is not None or _has_logits(model, chunks[:1, :2])
-    sums = {name: _Sums() for name in arms}
+    sums, patched = {name: _Sums() for name in arms}, handles(model, arms)
     device = next(model.parameters()).device
     with fp32_logits(model) if causal else nullcontext():
         for i, chunk in enumerate(chunks):
             ids = chunk[None].to(device)
             native = _run(model, None, ids, causal, prepare)
-            for done, (name, config) in enumerate(arms.items()):
+            for done, (name, handle) in enumerate(patched.items()):
                 if progress:
                     progress(i * len(arms) + done, len(chunks) * len(arms), name)
-                _add(sums[name], native, _run(model, config, ids, causal, prepare), ids)
+                _add(sums[name], native, _run(model, handle, ids, causal, prepare), ids)
     return [_quality(name, s, words) for name, s in sums.items()]
 
 
@@ -113,12 +113,26 @@ def native_perplexity(model: nn.Module, chunks: Tensor, words: int | None = None
 
 
 @contextmanager
-def _patched(model: nn.Module, config: Config | None) -> Iterator[None]:
-    if config is None:
+def switched(handle: Handle | None) -> Iterator[None]:
+    """The model patched while inside, by a handle that is unpatched now; None leaves it native."""
+    if handle is None:
         yield
         return
-    with patch(model, config):
+    handle.repatch()
+    try:
         yield
+    finally:
+        handle.unpatch()
+
+
+def handles(model: nn.Module, arms: Mapping[str, Config | None]) -> dict[str, Handle | None]:
+    """Handles of every arm, unpatched: places are looked for once an arm, not once a chunk."""
+    found: dict[str, Handle | None] = {}
+    for name, config in arms.items():
+        found[name] = None if config is None else patch(model, config)
+        if (handle := found[name]) is not None:
+            handle.unpatch()
+    return found
 
 
 def _has_logits(model: nn.Module, ids: Tensor) -> bool:
@@ -126,9 +140,9 @@ def _has_logits(model: nn.Module, ids: Tensor) -> bool:
         return hasattr(model(ids.to(next(model.parameters()).device)), "logits")
 
 
-def _run(model: nn.Module, config: Config | None, ids: Tensor, causal: bool, prepare: Prepare | None) -> tuple[Tensor | None, list[Tensor]]:
+def _run(model: nn.Module, handle: Handle | None, ids: Tensor, causal: bool, prepare: Prepare | None) -> tuple[Tensor | None, list[Tensor]]:
     """(log probabilities of the next tokens, hidden states), in fp32."""
-    with torch.no_grad(), _patched(model, config):
+    with torch.no_grad(), switched(handle):
         if prepare is None:
             out = model(ids, output_hidden_states=True)
         else:
