@@ -130,8 +130,10 @@ def test_sigmoid_programs(program: str) -> None:
 
 @pytest.mark.parametrize("bias", [-8.0, -12.0, -16.0, -30.0])
 def test_small_weights(bias: float) -> None:
-    """What auto takes must have the weights of a long context, which are far below 1."""
-    compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=bias), gated(bias), tensors(torch.bfloat16, 128, 300, 300, 4, 2), True, None, 4e-3, 1e-2)
+    """What auto takes must have the weights of a long context, which are far below 1; scaled back up, so that errors can be seen."""
+    up = math.exp(-bias)
+    compare(lambda q, k, v: sigmoid_attention(q, k, v, bias=bias, weight_scale=up, causal=True), lambda s, seen: up * gated(bias)(s, seen),
+            tensors(torch.bfloat16, 128, 300, 300, 4, 2), True, None, 4e-3, 1e-2)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["sigmoid.forward.bf16.two-row-d3.endpoint-ls", "sigmoid.forward.bf16.coupled-d3.endpoint-ls"])
