@@ -1,9 +1,9 @@
-# make demo   fits, certifies and draws one program on a CPU     make test   everything that must pass
+# make demo   fits, certifies and draws one program on a CPU     make test   everything that must pass     make optional   lm-eval and torchtitan
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test optional lint docs bench clean
 
 # The stamp holds what was asked for, so that a change of pyproject.toml installs again.
 $(VENV)/base.stamp: pyproject.toml
@@ -26,6 +26,12 @@ lint: $(VENV)/dev.stamp
 test: lint
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python -m pytest -n auto
+
+# What nobody needs but for these tests: lm-eval in process, torchtitan's overrides.
+optional: $(VENV)/dev.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check lm-eval==0.4.13 tyro
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchtitan==0.3.0 spmd_types==0.2.3
+	$(BIN)/python -m pytest tests/test_models_titan.py tests/test_models_quality.py
 
 docs: $(VENV)/dev.stamp
 	$(BIN)/python docs/generate.py
