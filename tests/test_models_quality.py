@@ -99,7 +99,7 @@ def test_recorded_inputs_are_those_of_the_activations() -> None:
         native = output(model, ids[:1])
         found = record(model, ids)
         assert torch.equal(output(model, ids[:1]), native)
-        assert all(h.counts.sum() > 0 and h.calls > 0 for _, h in found.values()), name
+        assert all(h.counts.sum() > 0 for _, h in found.values()), name
         assert not any("forward" in m.__dict__ for m in model.modules())
     model, ids = build("llama"), tokens()
     seen: list[torch.Tensor] = []

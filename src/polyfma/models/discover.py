@@ -18,7 +18,7 @@ from polyfma.models.activations import looks_like_activation, recognise
 from polyfma.models.experts import Gate
 from polyfma.models.structure import Gated, gated
 
-GATED, EXPERTS, ACTIVATION, ATTENTION, ROUTER = "gated MLP", "experts", "activation", "softcapped attention", "router"
+GATED, EXPERTS, ACTIVATION, ATTENTION = "gated MLP", "experts", "activation", "softcapped attention"
 
 
 @dataclass(frozen=True)

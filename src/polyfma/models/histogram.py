@@ -33,7 +33,6 @@ class Histogram:
 
     def __init__(self, fmt: str) -> None:
         self.format = get_format(fmt)
-        self.calls = 0
         self._counts: Tensor | None = None
         self._energy: Tensor | None = None
 
@@ -47,7 +46,6 @@ class Histogram:
         self._counts += torch.bincount(bits, minlength=VALUES)
         weights = torch.ones_like(bits, dtype=torch.float64) if factor is None else factor.detach().reshape(-1).double().square()
         self._energy += torch.bincount(bits, weights=weights, minlength=VALUES)
-        self.calls += 1
 
     @property
     def counts(self) -> NDArray[np.int64]:

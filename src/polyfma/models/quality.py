@@ -107,11 +107,6 @@ def compare(model: nn.Module, arms: Mapping[str, Config | None], chunks: Tensor,
     return [_quality(name, s, words) for name, s in sums.items()]
 
 
-def native_perplexity(model: nn.Module, chunks: Tensor, words: int | None = None) -> Quality:
-    """The native model by itself."""
-    return compare(model, {"native": None}, chunks, words)[0]
-
-
 @contextmanager
 def switched(handle: Handle | None) -> Iterator[None]:
     """The model patched while inside, by a handle that is unpatched now; None leaves it native."""

@@ -21,15 +21,11 @@ from polyfma.models.activations import Recognised, recognise
 
 @dataclass(frozen=True)
 class Gated:
-    """``tail(act(gate(x)) * up(x))``: names of submodules. ``up`` is None where one projection makes both, ``halves`` says in which order.
-
-    ``activation`` is the submodule that is the activation, None where forward calls a function.
-    """
+    """``tail(act(gate(x)) * up(x))``: names of submodules. ``up`` is None where one projection makes both, ``halves`` says in which order."""
 
     gate: str
     up: str | None
     tail: tuple[str, ...]
-    activation: str | None
     recognised: Recognised
     gate_first: bool = True
 
@@ -68,29 +64,29 @@ def _match(module: nn.Module, graph: fx.Graph) -> Gated | None:
         found = _activation(module, activated)
         if found is None:
             continue
-        recognised, name, gate = found
+        recognised, gate = found
         sources = _separate(x, gate, up) or _packed(x, gate, up)
         tail = _tail(product)
         if sources is None or tail is None:
             return None
-        result = Gated(sources[0], sources[1], tail, name, recognised, sources[2])
+        result = Gated(sources[0], sources[1], tail, recognised, sources[2])
         return result if _uses_all(result, nodes) else None
     return None
 
 
-def _activation(module: nn.Module, node: Node) -> tuple[Recognised, str | None, Node] | None:
+def _activation(module: nn.Module, node: Node) -> tuple[Recognised, Node] | None:
     """What computes a node, if it is an activation of one tensor."""
     operands = [a for a in node.args if isinstance(a, fx.Node)]
     if len(operands) != 1 or len(node.args) != 1:
         return None
     if node.op == "call_module":
         found = recognise(module.get_submodule(node.target))
-        return (found, node.target, operands[0]) if found and _plain(node.target) and not node.kwargs else None
+        return (found, operands[0]) if found and not node.kwargs else None
     if node.op == "call_function":
         target: Callable[..., Any] = node.target
         options = {k: v for k, v in node.kwargs.items() if k != "inplace"}
         found = recognise(_with(target, options))
-        return (found, None, operands[0]) if found else None
+        return (found, operands[0]) if found else None
     return None
 
 
