@@ -397,6 +397,7 @@ def test_rows_past_the_offsets_do_not_leak() -> None:
         experts.__dict__["_apply_gate"] = poisoned
         got = grouped_mm_experts_forward(experts, x, index, weights)
         (gradient,) = torch.autograd.grad(got.float().square().sum(), x)
+        experts.__dict__["_apply_gate"] = poison
     assert relative(got, want) < 0.02 and relative(gradient, wanted) < 0.05
     assert torch.isfinite(got).all() and torch.isfinite(gradient).all()
 
@@ -509,6 +510,12 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "include pattern": (lambda m: pf.patch(m, Config(include=("router",))), UnknownNameError, "include pattern 'router'"),
     "function": (lambda m: pf.patch(m, Config(programs={"gelu": "exact"})), UnknownNameError, "it has: silu"),
     "everything filtered": (lambda m: pf.patch(m, filter_fn=lambda module, name: False), PolyfmaError, "filter_fn leaves it"),
+    "programs as a list": (lambda m: pf.patch(m, Config(programs=["silu"])), PolyfmaError, "must map names to programs"),
+    "layers by number": (lambda m: pf.patch(m, Config(layers={1: "exact"})), PolyfmaError, "must map names to programs"),
+    "include as text": (lambda m: pf.patch(m, Config(include="g*")), PolyfmaError, "must be a tuple of patterns"),
+    "a word for a switch": (lambda m: pf.patch(m, Config(attention="no")), PolyfmaError, "must be True or False"),
+    "filter as text": (lambda m: pf.patch(m, filter_fn="g*"), PolyfmaError, "must be a function of"),
+    "a hidden program": (lambda m: pf.patch(m, Config(layers={"*": "exact", "model.*": "nonsense"})), UnknownNameError, "nonsense"),
     "every layer native": (lambda m: pf.patch(m, Config(layers={"*": "native"})), PolyfmaError, "config leaves it native"),
 }  # fmt: skip
 
@@ -531,6 +538,10 @@ def test_patching_twice_and_other_peoples_forwards() -> None:
     with pytest.raises(PolyfmaError, match="patched already"):
         pf.patch(model)
     handle.unpatch()
+    other = pf.patch(model)
+    with pytest.raises(PolyfmaError, match="patched by another handle"):
+        handle.repatch()
+    other.unpatch()
     handle.unpatch()
     assert torch.equal(output(model, x), native)
     mlp = model.model.layers[0].mlp
@@ -590,3 +601,160 @@ def test_a_cap_that_native_attention_drops_is_said(monkeypatch: pytest.MonkeyPat
     assert "softcap" not in pf.patch(model, dry_run=True).report().note
     model.config._attn_implementation_internal = "sdpa"
     assert "leaves the softcap out" in pf.patch(model, dry_run=True).report().note
+
+
+class Base(nn.Module):
+    """Projections and an activation, for forwards that do more than a gated MLP's."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.g, self.u, self.d = (nn.Linear(8, 8, dtype=torch.bfloat16) for _ in range(3))
+        self.a = act or nn.SiLU()
+        self.drop, self.lora, self.n = nn.Dropout(), False, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.d(self.a(self.g(x)) * self.u(x))
+
+
+class Training(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(self.g(x)) * self.u(x)
+        if self.training:
+            y = self.drop(y)
+        return self.d(y)
+
+
+class Branch(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.d(self.a(self.g(x)) * self.u(x)) if not self.lora else x
+
+
+class Context(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.d(self.a(self.g(x)) * self.u(x))
+
+
+class Decorated(Base):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.d(self.a(self.g(x)) * self.u(x))
+
+
+class Counting(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return self.d(self.a(self.g(x)) * self.u(x))
+
+
+@pytest.mark.parametrize("kind", [Training, Branch, Context, Decorated, Counting])
+def test_what_a_trace_would_lose_is_not_traced(kind: type[Base]) -> None:
+    """Only the activation is replaced, and the forward is the model's own."""
+    model, x = kind().eval(), torch.randn(4, 8, dtype=torch.bfloat16)
+    with pf.patch(model) as handle:
+        assert [r.kind for r in handle.report().replaced] == ["activation"] and "forward" not in model.__dict__
+        assert model.n == 0
+        y = model(x)
+        assert y.requires_grad is (kind is not Decorated) and model.n == (1 if kind is Counting else 0)
+        model.train()
+        assert not torch.equal(model(x), model(x)) or kind is not Training
+
+
+def test_a_root_is_replaced_once() -> None:
+    with pf.patch(Base()) as handle:
+        assert [r.kind for r in handle.report().replaced] == ["gated MLP"]
+
+
+def test_hooked_activations_are_called() -> None:
+    model, x = build("llama"), inputs("llama")
+    for layer in model.model.layers:
+        layer.mlp.act_fn.register_forward_hook(lambda module, given, out: out * 0)
+    native = output(model, x)
+    with pf.patch(model) as handle:
+        assert {r.kind for r in handle.report().replaced} == {"activation"}
+        assert torch.equal(output(model, x), native)
+
+
+def test_activations_in_place_are_left_alone() -> None:
+    report = pf.patch(nn.ModuleList([nn.SiLU(inplace=True), nn.SiLU()]), dry_run=True).report()
+    assert [r.name for r in report.replaced] == ["1"] and "changes its input" in report.left[0].reason
+    with pytest.raises(PolyfmaError, match="changes its input"):
+        pf.patch(Base(nn.SiLU(inplace=True)))
+
+
+def test_what_a_router_uses_is_left_alone_everywhere() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.SiLU()
+            self.router = nn.Sequential(nn.Linear(8, 8), self.a, nn.Linear(8, 2))
+            self.moe_router, self.gate = nn.Sequential(nn.Linear(8, 2), nn.GELU()), Base()
+            self.act = nn.SiLU()
+
+    report = pf.patch(Routed(), dry_run=True).report()
+    assert [r.name for r in report.replaced] == ["act"]
+    left = {entry.name: entry.reason for entry in report.left}
+    assert left["a"] == "a router uses the same activation module" and {"router", "moe_router", "gate"} <= left.keys()
+
+
+def test_edits_of_a_config_while_patched_stay() -> None:
+    model, x = build("gemma2"), inputs("gemma2")
+    native, implementation = output(model, x), model.config._attn_implementation
+    with pf.patch(model):
+        model.config.use_cache = False
+    assert model.config.use_cache is False and model.config._attn_implementation == implementation
+    assert torch.equal(output(model, x), native)
+    moe = build("mixtral")
+    moe.set_experts_implementation("eager")
+    with pf.patch(moe):
+        moe.set_experts_implementation("grouped_mm")
+    assert moe.config._experts_implementation == "grouped_mm"
+    with pf.patch(moe, Config(program="fast")):
+        moe.set_experts_implementation("eager")
+        got = output(moe, x)
+    moe.set_experts_implementation("eager")
+    assert not torch.equal(output(moe, x), got)
+
+
+def test_unpatch_refuses_to_take_other_peoples_wrappers_away() -> None:
+    model, x = build("llama"), inputs("llama")
+    native, handle = output(model, x), pf.patch(model)
+    mlp = model.model.layers[0].mlp
+    ours = mlp.forward
+    mlp.forward = lambda h: ours(h) * 2
+    with pytest.raises(PolyfmaError, match="was replaced since"):
+        handle.unpatch()
+    mlp.forward = ours
+    handle.unpatch()
+    assert torch.equal(output(model, x), native)
+
+
+def test_copies_are_unpatched_without_a_handle() -> None:
+    for name in ("llama", "gemma2", "qwen3-moe"):
+        model, x = build(name), inputs(name)
+        native, handle = output(model, x), pf.patch(model)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            pf.models.unpatch(other)
+            assert torch.equal(output(other, x), native)
+            pf.patch(other).unpatch()
+        for copied in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(PolyfmaError, match="not copied"):
+                copied(handle)
+
+
+def test_arguments_by_name() -> None:
+    class Named(Base):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return self.d(self.a(self.g(hidden_states)) * self.u(hidden_states))
+
+    for model, name in ((Named(), "hidden_states"), (nn.SiLU(), "input"), (activations.NewGELUActivation(), "input")):
+        x = torch.randn(3, 8, dtype=torch.bfloat16)
+        with pf.patch(model):
+            assert torch.equal(model(**{name: x}), model(x))
+
+
+def test_formats_are_those_of_each_place() -> None:
+    model = nn.ModuleList([Base(), Base().half()])
+    assert [r.program.split(".")[2] for r in pf.patch(model, dry_run=True).report().replaced] == ["bf16", "fp16"]
+    with pytest.raises(ProgramError, match="fp16"):
+        pf.patch(model, Config(program="silu.forward.bf16.d5"))

@@ -195,13 +195,16 @@ def test_a_profile_proposes_the_first_choice_within_the_budget(tmp_path: Path) -
     assert wide.within and set(wide.choice.values()) == {"fast"} and len(wide.tried) == 1 and not wide.faults()
     narrow = profile(model, ids, ["fast", "faithful", "exact"], Budget(kl=1e-9, perplexity=1e-9))
     assert not narrow.within and narrow.faults() and "fast" not in narrow.choice.values()
-    kls = [q.kl for q in narrow.tried]
-    assert kls[-1] < kls[0]
     path = tmp_path / "p.json"
     path.write_text(json.dumps(wide.to_dict()))
     with pf.patch(model, Config.read(path)) as handle:
         assert {r.program for r in handle.report().replaced} == {pf.best("silu", tier="fast").name}
-    for text in ("{}", "no", "[1]"):
+    path.write_text(json.dumps(narrow.to_dict()))
+    with pytest.raises(PolyfmaError, match="is over its budget"):
+        Config.read(path)
+    assert Config.read(path, over_budget=True).layers == narrow.choice
+    assert narrow.tried[-1].kl == min(q.kl for q in narrow.tried)
+    for text in ("{}", "no", "[1]", '{"choice": {"layers": 5, "within": true}}'):
         path.write_text(text)
         with pytest.raises(PolyfmaError, match="is no profile"):
             Config.read(path)

@@ -14,7 +14,7 @@ from polyfma.bench.result import machine
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.models.arms import PUBLISHED_LS, PUBLISHED_SOLLYA, PUBLISHED_SPLIT, arms_of
 from polyfma.models.evaluation import EVERY, tails, throughput
-from polyfma.models.loading import Loaded, chunks, load_model, read_text, words
+from polyfma.models.loading import Loaded, check_sizes, chunks, load_model, read_text, words
 from polyfma.models.patching import Config
 from polyfma.models.products import fp32_products
 from polyfma.models.quality import Budget, Prepare, compare
@@ -49,6 +49,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.products not in PRODUCTS:
             raise UnknownNameError(f"products {self.products!r} must be one of {', '.join(PRODUCTS)}")
+        check_sizes(self.tokens, self.length)
 
 
 def evaluate(wanted: Wanted, progress: Callable[..., None] = lambda *_: None) -> dict[str, Any]:

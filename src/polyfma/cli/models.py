@@ -44,9 +44,10 @@ def profile_command(
         raise UnknownNameError(f"--candidates {candidates!r} names nothing; faithful,exact is the default")
     from polyfma.bench.evaluate import Wanted, prepare_of
     from polyfma.models.loading import chunks, load_model, read_text
-    from polyfma.models.profiling import profile
+    from polyfma.models.profiling import check_candidates, profile
     from polyfma.models.quality import Budget
 
+    check_candidates(names)
     wanted = Wanted(model, text, tokens, length, where, dtype, products)
     budget = Budget(kl=kl, perplexity=perplexity)
     if out_file is not None:
@@ -67,8 +68,8 @@ def profile_command(
     else:
         _print_profile(found, out_file)
     if not found.within:
-        err.print(f"polyfma: no choice is within the budget: {'; '.join(found.faults())}; leave the layers that depart native, or widen --kl and --perplexity",
-                  markup=False, soft_wrap=True)  # fmt: skip
+        advice = "the text is too short to tell: give more --tokens" if found.undecided else "leave layers native, or widen --kl and --perplexity"
+        err.print(f"polyfma: no choice is within the budget: {'; '.join(found.faults())}; {advice}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -93,6 +94,7 @@ def evaluate_command(
     from polyfma.bench.evaluate import Wanted, evaluate
 
     names = [a.strip() for a in arms.split(",") if a.strip()] if arms is not None else []
+    check_candidates(names)
     wanted = Wanted(model, text, tokens, length, where, dtype, products, names, tails, throughput, tasks)
     if out_file is not None:
         check_target(out_file)

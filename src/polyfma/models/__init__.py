@@ -13,6 +13,6 @@ implementation ``polyfma`` are those of transformers 5, the overrides those of t
 from __future__ import annotations
 
 from polyfma.models.attention import register as register_attention
-from polyfma.models.patching import Config, Handle, Replaced, Report, patch
+from polyfma.models.patching import Config, Handle, Replaced, Report, patch, unpatch
 
-__all__ = ["Config", "Handle", "Replaced", "Report", "patch", "register_attention"]
+__all__ = ["Config", "Handle", "Replaced", "Report", "patch", "register_attention", "unpatch"]

@@ -59,6 +59,8 @@ def recognise(module: object) -> Recognised | None:
 
 def _of_class(module: nn.Module) -> Recognised | None:
     kind = type(module)
+    if getattr(module, "inplace", False):
+        return Recognised(None, f"{kind.__name__}(inplace=True) changes its input, which no operator does")
     if kind is nn.GELU:
         return _gelu(str(module.approximate))
     if kind in _TORCH:

@@ -15,8 +15,9 @@ from polyfma.models.structure import Gated
 from polyfma.models.units import Unit
 
 
-def gated_forward(module: nn.Module, structure: Gated, unit: Unit, x: Tensor) -> Tensor:
-    """``tail(unit(gate(x), up(x)))``."""
+def gated_forward(module: nn.Module, structure: Gated, unit: Unit, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    """``tail(unit(gate(x), up(x)))`` of the one tensor x, by whatever name it is given."""
+    (x,) = (*args, *kwargs.values())
     if structure.up is not None:
         y = unit.gated(getattr(module, structure.gate)(x), getattr(module, structure.up)(x))
     elif structure.gate_first:
@@ -29,8 +30,9 @@ def gated_forward(module: nn.Module, structure: Gated, unit: Unit, x: Tensor) ->
     return y
 
 
-def activation_forward(module: nn.Module, unit: Unit, x: Tensor) -> Tensor:
+def activation_forward(module: nn.Module, unit: Unit, *args: Tensor, **kwargs: Tensor) -> Tensor:
     """``unit(x)``; the module is held so that a copy of it is."""
+    (x,) = (*args, *kwargs.values())
     return unit(x)
 
 

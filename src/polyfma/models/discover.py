@@ -60,8 +60,9 @@ def discover(model: nn.Module, include: tuple[str, ...] = ()) -> tuple[list[Plac
     places: list[Place] = []
     left: list[Left] = []
     inside: list[str] = []  # below what was taken or left as a whole
+    in_routers = _in_routers(model)
     for name, module in model.named_modules():
-        if any(name.startswith(f"{above}.") for above in inside):
+        if any(not above or name.startswith(f"{above}.") for above in inside):
             continue
         if _is_router(name, module):
             taken = [p for p in _within(name, module) if _matches(p.name, include)]
@@ -71,6 +72,8 @@ def discover(model: nn.Module, include: tuple[str, ...] = ()) -> tuple[list[Plac
             inside.append(name)
             continue
         found = _place(name, module)
+        if isinstance(found, Place) and _touches(found, in_routers):
+            found = Left(name, "a router uses the same activation module")
         if isinstance(found, Place):
             places.append(found)
             if found.kind in (GATED, EXPERTS):
@@ -84,7 +87,7 @@ def discover(model: nn.Module, include: tuple[str, ...] = ()) -> tuple[list[Plac
 
 def _place(name: str, module: nn.Module) -> Place | Left | None:
     if "forward" in module.__dict__:
-        return Left(name, f"its forward was replaced already, by {_whose(module.__dict__['forward'])}")
+        return Left(name, f"its forward was replaced already, by {whose(module.__dict__['forward'])}")
     if experts.is_experts(module):
         gate = experts.gate_of(module)
         return Left(name, gate) if isinstance(gate, str) else Place(name, EXPERTS, module, gate.function, gate)
@@ -108,9 +111,18 @@ def _within(name: str, router: nn.Module) -> Iterator[Place]:
 
 
 def _is_router(name: str, module: nn.Module) -> bool:
-    """By its class, or a single matrix under the name that blocks of experts give it."""
+    """By its class, or by the name that blocks of experts give it. A gated MLP's own projections are never asked: they are inside it."""
     last = name.rpartition(".")[2]
-    return "Router" in type(module).__name__ or (last in ("router", "gate") and isinstance(module, nn.Linear))
+    return "Router" in type(module).__name__ or last in ("router", "gate") or last.endswith("_router")
+
+
+def _in_routers(model: nn.Module) -> set[int]:
+    """Every module below a router, also one that is used elsewhere too."""
+    return {id(below) for name, module in model.named_modules(remove_duplicate=False) if _is_router(name, module) for below in module.modules()}
+
+
+def _touches(place: Place, in_routers: set[int]) -> bool:
+    return place.kind == ACTIVATION and id(place.module) in in_routers
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -132,6 +144,7 @@ def _softcaps_left(model: nn.Module) -> list[Left]:
     return [] if cap is None else [Left("final logits", f"a softcap of {cap:g} on the logits that a loss or a sampler reads")]
 
 
-def _whose(value: Any) -> str:
+def whose(value: Any) -> str:
+    """What put a function in a forward's place."""
     kind = getattr(value, "func", value)
     return f"{getattr(kind, '__module__', '?')}.{getattr(kind, '__qualname__', type(value).__name__)}"

@@ -114,13 +114,18 @@ def read_text(path: str | Path | None) -> tuple[str, str]:
 
 def chunks(tokenizer: Any, text: str, tokens: int, length: int = 1024) -> torch.Tensor:
     """(n, length) tokens of a text, ``tokens`` at most. Raises PolyfmaError where the text is too short for one chunk."""
-    if length < 2 or tokens < length:
-        raise PolyfmaError(f"{tokens} tokens in chunks of {length}: chunks have at least 2 tokens, and there is at least one of them")
+    check_sizes(tokens, length)
     ids = tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
     n = min(tokens, len(ids)) // length
     if not n:
         raise PolyfmaError(f"the text has {len(ids):,} tokens; one chunk is {length:,}: give a longer text, or shorter chunks")
     return ids[: n * length].view(n, length)
+
+
+def check_sizes(tokens: int, length: int) -> None:
+    """Raises PolyfmaError where no chunk of ``length`` is in ``tokens``, or a chunk predicts nothing."""
+    if length < 2 or tokens < length:
+        raise PolyfmaError(f"{tokens} tokens in chunks of {length}: chunks have at least 2 tokens, and there is at least one of them")
 
 
 def words(tokenizer: Any, chunks: torch.Tensor) -> int:

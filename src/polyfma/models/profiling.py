@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfma.errors import PolyfmaError
+from polyfma import catalog
+from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.models.discover import ATTENTION, Place, discover
 from polyfma.models.histogram import Histogram, Predicted, predict
-from polyfma.models.patching import DEFAULT, Config, bind, format_of, restore
+from polyfma.models.patching import DEFAULT, Binding, Config, bind, format_of, restore
 from polyfma.models.quality import Budget, Prepare, Progress, Quality, compare
 from polyfma.models.units import Unit
-from polyfma.ops.choice import EXACT, choose, program_of
+from polyfma.ops.choice import EXACT, HARDWARE, choose, is_file, program_of
+from polyfma.pareto import TIERS
 
 CANDIDATES = (DEFAULT, EXACT)
 
@@ -82,9 +84,23 @@ class Profile:
         """Why the proposed choice is over the budget; empty where it is within."""
         return self.budget.faults(self.tried[-1])
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the text is too short to tell: the proposed choice is over its budget of perplexity, but its interval is not all over."""
+        interval = self.tried[-1].perplexity_interval
+        return interval is not None and interval[0] <= self.budget.perplexity and interval[1] >= -self.budget.perplexity
+
     def to_dict(self) -> dict[str, Any]:
         return {"layers": {name: layer.to_dict() for name, layer in self.layers.items()}, "choice": {"layers": dict(self.choice), "within": self.within},
                 "tried": [q.to_dict() for q in self.tried], "budget": dict(vars(self.budget))}  # fmt: skip
+
+
+def check_candidates(candidates: Sequence[str]) -> None:
+    """Raises UnknownNameError for a candidate that no operator could take, before anything is loaded or run."""
+    known = (*TIERS, EXACT, HARDWARE)
+    for name in candidates:
+        if name not in known and name not in catalog.programs() and not is_file(name):
+            raise UnknownNameError(f"candidate {name!r} is no catalogue program and no file; or one of {', '.join(known)}")
 
 
 def record(model: nn.Module, chunks: Tensor, progress: Progress | None = None, prepare: Prepare | None = None) -> dict[str, tuple[Place, Histogram]]:
@@ -95,17 +111,17 @@ def record(model: nn.Module, chunks: Tensor, progress: Progress | None = None, p
     fmt, _ = format_of(model)
     found = {place.name: (place, Histogram(fmt)) for place in places}
     units = {name: Recorder(place.function, alpha=place.alpha, limit=place.limit, histogram=h) for name, (place, h) in found.items()}
-    undo: list[Any] = []
+    bindings: list[Binding] = []
     device = next(model.parameters()).device
     try:
-        bind(model, places, units, undo)
+        bind(model, places, units, bindings)
         for i, chunk in enumerate(chunks):
             if progress:
                 progress(i, len(chunks), "recording")
             with torch.no_grad(), _prepared(model, prepare):
                 model(chunk[None].to(device))
     finally:
-        restore(undo)
+        restore(bindings)
     return found
 
 
@@ -115,17 +131,20 @@ def profile(model: nn.Module, chunks: Tensor, candidates: Sequence[str] = CANDID
 
     ``candidates`` are programs as :mod:`polyfma.ops` takes them, the preferred first. A first choice has the first candidate
     everywhere; each next one replaces the layers of the largest predicted errors by later candidates, until all have the
-    most accurate. Where none is within the budget the last is proposed, ``within`` is False, and ``faults()`` says why.
+    most accurate. Where none is within the budget that of the least divergence is proposed, ``within`` is False, and ``faults()`` says why.
     """
+    check_candidates(candidates)
     budget = budget or Budget()
     layers = {name: _layer(place, h, candidates) for name, (place, h) in record(model, chunks, progress, prepare).items()}
     tried: list[Quality] = []
-    for number, choice in enumerate(_ladder(layers, candidates)):
+    ladder = _ladder(layers, candidates)
+    for number, choice in enumerate(ladder):
         (measured,) = compare(model, {f"choice {number + 1}": _config(choice)}, chunks, progress=progress, prepare=prepare)
         tried.append(measured)
         if not budget.faults(measured):
             return Profile(layers, choice, True, tuple(tried), budget)
-    return Profile(layers, choice, False, tuple(tried), budget)
+    best = min(range(len(tried)), key=lambda i: next(d for d in (tried[i].kl, tried[i].cosine) if d is not None))
+    return Profile(layers, ladder[best], False, (*tried[:best], *tried[best + 1 :], tried[best]), budget)
 
 
 def _layer(place: Place, histogram: Histogram, candidates: Sequence[str]) -> Layer:

@@ -6,11 +6,13 @@ The forward is traced symbolically (torch.fx) with every submodule a black box, 
 
 from __future__ import annotations
 
+import dis
 import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ class Gated:
     gate_first: bool = True
 
 
+_NOT_STRAIGHT = ("JUMP", "FOR_ITER", "WITH", "STORE_ATTR", "STORE_SUBSCR", "STORE_GLOBAL", "STORE_DEREF", "DELETE", "RAISE", "YIELD", "SEND", "IMPORT")
 Node = Any  # an fx.Node, whose types say little of what a graph's nodes hold
 
 
@@ -40,7 +43,7 @@ class _Tracer(fx.Tracer):  # type: ignore[misc]
 
 def gated(module: nn.Module) -> Gated | None:
     """The structure of a gated MLP, None for any other module."""
-    if not 2 <= sum(1 for _ in module.children()) <= 8 or not _takes_one_tensor(module):
+    if not 2 <= sum(1 for _ in module.children()) <= 8 or not _takes_one_tensor(module) or not _is_straight(type(module).forward):
         return None
     try:
         graph = _Tracer().trace(module)
@@ -52,6 +55,15 @@ def gated(module: nn.Module) -> Gated | None:
 def _takes_one_tensor(module: nn.Module) -> bool:
     parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
     return len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+def _is_straight(forward: Any) -> bool:
+    """Whether a forward is a plain function that computes and returns: what a trace would lose (a branch, a context, an attribute that it sets, a
+    decorator) is in its code, and a forward with any of that is not traced at all."""
+    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
+        return False
+    names = {i.opname for i in dis.get_instructions(forward)}
+    return not any(word in name for name in names for word in _NOT_STRAIGHT)
 
 
 def _match(module: nn.Module, graph: fx.Graph) -> Gated | None:
@@ -80,7 +92,8 @@ def _activation(module: nn.Module, node: Node) -> tuple[Recognised, Node] | None
     if len(operands) != 1 or len(node.args) != 1:
         return None
     if node.op == "call_module":
-        found = recognise(module.get_submodule(node.target))
+        activation = module.get_submodule(node.target)
+        found = None if _has_hooks(activation) else recognise(activation)  # what is hooked must be called
         return (found, operands[0]) if found and not node.kwargs else None
     if node.op == "call_function":
         target: Callable[..., Any] = node.target
@@ -88,6 +101,10 @@ def _activation(module: nn.Module, node: Node) -> tuple[Recognised, Node] | None
         found = recognise(_with(target, options))
         return (found, operands[0]) if found else None
     return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, f"_{kind}_hooks") for kind in ("forward", "forward_pre", "backward", "backward_pre")) or "forward" in module.__dict__
 
 
 def _with(target: Callable[..., Any], options: dict[str, Any]) -> Any:
