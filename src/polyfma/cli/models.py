@@ -94,7 +94,6 @@ def evaluate_command(
     from polyfma.bench.evaluate import Wanted, evaluate
 
     names = [a.strip() for a in arms.split(",") if a.strip()] if arms is not None else []
-    check_candidates(names)
     wanted = Wanted(model, text, tokens, length, where, dtype, products, names, tails, throughput, tasks)
     if out_file is not None:
         check_target(out_file)
