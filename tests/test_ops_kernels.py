@@ -105,6 +105,7 @@ def inductor_source(function, tensors) -> str:
     from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._triton import has_triton
 
     inductor.register()
     device = DeviceProperties(type="cuda", index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
@@ -122,6 +123,7 @@ def inductor_source(function, tensors) -> str:
         mock.patch("torch.cuda.device_count", return_value=1),
         FakeTensorMode() as mode,
     ):
+        has_triton.cache_clear()  # another test may have asked where there is no GPU
         given = [torch.empty(1024, 64, dtype=torch.bfloat16, device="cuda") for _ in range(tensors)]
         graph = GraphLowering(make_fx(function, tracing_mode="fake")(*given), example_inputs=given)
         with V.set_graph_handler(graph), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
