@@ -350,3 +350,29 @@ metric_list:
         evaluate_tasks(loaded.model, loaded.tokenizer, {}, ["no_such"])
     with pytest.raises(PolyfmaError, match="is not there"):
         evaluate_tasks(loaded.model, loaded.tokenizer, {}, [str(folder / "none.yaml")])
+
+
+def test_every_arm_of_the_mlp_bench_starts_from_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liger's too, by a stand-in: an arm that summed gradients over calls would do more than the others."""
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    from polyfma.bench import models
+
+    stand_in = ModuleType("liger_kernel.ops.swiglu")
+    stand_in.LigerSiLUMulFunction = SimpleNamespace(apply=lambda gate, up: functional.silu(gate) * up)  # type: ignore[attr-defined]
+    for name in ("liger_kernel", "liger_kernel.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "liger_kernel.ops.swiglu", stand_in)
+    monkeypatch.setattr(torch, "compile", lambda module: module)
+    x = torch.randn(4, 16, dtype=torch.bfloat16, requires_grad=True)
+    arms = models._mlp_arms(LlamaMLP(t.LlamaConfig(hidden_size=16, intermediate_size=32, num_attention_heads=2)).bfloat16())
+    assert {"torch", "torch.compile", "liger", "patched", "patched, compiled"} <= arms.keys()
+    for name, module in arms.items():
+        found = []
+        for _ in range(2):
+            models._step(module, x, torch.ones_like(x))
+            found.append([x.grad.clone(), *(p.grad.clone() for p in module.parameters())])
+        assert len(found[0]) == 4 and all(torch.equal(a, b) for a, b in zip(*found, strict=True)), name

@@ -84,15 +84,16 @@ def _measure_mlp(measurement: Measurement) -> None:
         measurement.timings.append(Timing("mlp", "silu", "forward+backward", "bf16", TOKENS * INTERMEDIATE, name, "eager", rounds))
 
 
-def _mlp_arms(mlp: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
-    arms: dict[str, Callable[[Tensor], Tensor]] = {"torch": copy.deepcopy(mlp), "torch.compile": torch.compile(copy.deepcopy(mlp))}
+def _mlp_arms(mlp: nn.Module) -> dict[str, Any]:
+    arms: dict[str, Any] = {"torch": copy.deepcopy(mlp), "torch.compile": torch.compile(copy.deepcopy(mlp))}
     try:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
     except ImportError:
         pass
     else:
         liger: Any = copy.deepcopy(mlp)
-        arms["liger"] = lambda x: liger.down_proj(LigerSiLUMulFunction.apply(liger.gate_proj(x), liger.up_proj(x)))
+        liger.forward = lambda x: liger.down_proj(LigerSiLUMulFunction.apply(liger.gate_proj(x), liger.up_proj(x)))
+        arms["liger"] = liger
     for name, config in (("patched", Config()), ("patched, operators' default", Config(program=None)), ("patched, exact", Config(program="exact"))):
         module = copy.deepcopy(mlp)
         patch(module, config)
@@ -102,11 +103,10 @@ def _mlp_arms(mlp: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
     return arms
 
 
-def _step(module: Callable[[Tensor], Tensor], x: Tensor, grad: Tensor) -> None:
+def _step(module: nn.Module, x: Tensor, grad: Tensor) -> None:
     """Gradients of the input and of the module's weights; none is kept, so none is added to."""
     x.grad = None
-    if isinstance(module, nn.Module):
-        module.zero_grad(set_to_none=True)
+    module.zero_grad(set_to_none=True)
     module(x).backward(grad)
 
 
