@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from polyfma.bench.result import machine
 from polyfma.errors import PolyfmaError, UnknownNameError
 from polyfma.models.arms import PUBLISHED_LS, PUBLISHED_SOLLYA, PUBLISHED_SPLIT, arms_of
+from polyfma.models.discover import discover
 from polyfma.models.evaluation import EVERY, tails, throughput
 from polyfma.models.loading import Loaded, check_sizes, chunks, load_model, read_text, words
 from polyfma.models.patching import Config
@@ -56,6 +55,8 @@ def evaluate(wanted: Wanted, progress: Callable[..., None] = lambda *_: None) ->
     """The record: machine, model, text, protocol, and ``quality``, ``tails`` and ``throughput`` of the arms."""
     loaded = load_model(wanted.model, wanted.device, wanted.dtype)
     name, text = read_text(wanted.text)
+    if wanted.throughput and not loaded.causal:
+        raise PolyfmaError(f"model {wanted.model!r} generates no tokens, so it has no throughput of them; leave --throughput away")
     tokens = chunks(loaded.tokenizer, text, wanted.tokens, wanted.length)
     arms = _arms(loaded, wanted)
     prepare = prepare_of(wanted)
@@ -66,8 +67,8 @@ def evaluate(wanted: Wanted, progress: Callable[..., None] = lambda *_: None) ->
     record["quality"] = _dicts(compare(loaded.model, arms, tokens, count, progress, prepare))
     budget = Budget()
     record["budget"] = dict(vars(budget))
-    if wanted.tails and "silu" in _functions(loaded):
-        chosen = {n: c for n, c in arms.items() if n in TAIL_ARMS}
+    chosen = {n: c for n, c in arms.items() if n in TAIL_ARMS}
+    if wanted.tails and chosen and "silu" in _functions(loaded):
         measured = tails(loaded.model, chosen, tokens[:2], progress=progress, prepare=prepare)
         record["tails"] = {scale: [q.to_dict() | {"refused": budget.faults(q)} for q in qualities] for scale, qualities in measured.items()}
     if wanted.tasks is not None:
@@ -76,11 +77,8 @@ def evaluate(wanted: Wanted, progress: Callable[..., None] = lambda *_: None) ->
         names = [t.strip() for t in wanted.tasks.split(",") if t.strip()]
         record["tasks"] = evaluate_tasks(loaded.model, loaded.tokenizer, {n: c for n, c in arms.items() if n != "native"}, names, progress=progress)
     if wanted.throughput:
-        if not loaded.causal:
-            raise PolyfmaError(f"model {wanted.model!r} generates no tokens, so it has no throughput of them; leave --throughput away")
-        with torch.no_grad():
-            timed = {n: c for n, c in arms.items() if n in THROUGHPUT_ARMS}
-            record["throughput"] = _dicts(throughput(loaded.model, timed, progress=progress))
+        timed = {n: c for n, c in arms.items() if n in THROUGHPUT_ARMS}
+        record["throughput"] = _dicts(throughput(loaded.model, timed, progress=progress))
     return record
 
 
@@ -89,8 +87,6 @@ def _dicts(entries: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _functions(loaded: Loaded) -> set[str]:
-    from polyfma.models.discover import discover
-
     return {p.function for p in discover(loaded.model)[0]}
 
 

@@ -33,7 +33,7 @@ def scaled_gates(model: nn.Module, scale: float) -> Iterator[None]:
 
 @contextmanager
 def silent_neurons(model: nn.Module, gate: float) -> Iterator[None]:
-    """Every 64th gate set to a large negative number, where SiLU and GELU are 0: neurons that are off, as larger models have them.
+    """Every 64th gate set to a large negative number, where SiLU and GELU are 0: neurons that are off.
 
     Natively they add nothing, so the model hardly changes; a program without exact tails gives them a voice.
     """

@@ -5,18 +5,16 @@ Tasks are lm-eval's names (which download their data) or YAML files of tasks who
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 from torch import nn
 
 from polyfma.errors import MissingToolError, PolyfmaError
 from polyfma.models.patching import Config, patch
-from polyfma.models.quality import CONFIDENCE, Progress
+from polyfma.models.quality import Progress, interval
 
 # The zero-shot tasks that open-weight models are commonly compared on; which eight the published table averages is not printed with it.
 COMMON = ("arc_easy", "arc_challenge", "boolq", "hellaswag", "lambada_openai", "openbookqa", "piqa", "winogrande")
@@ -98,8 +96,5 @@ def _compared(scores: Mapping[str, tuple[str, np.ndarray]], native: Mapping[str,
     table = {}
     for task, (metric, values) in scores.items():
         change = values - native[task][1]
-        n = len(change)
-        spread = float(np.std(change, ddof=1)) / math.sqrt(n) * float(stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)) if n > 1 else math.inf
-        mean = float(np.mean(change))
-        table[task] = {"metric": metric, "value": float(np.mean(values)), "change": mean, "interval": [mean - spread, mean + spread]}
+        table[task] = {"metric": metric, "value": float(np.mean(values)), "change": float(np.mean(change)), "interval": interval(change)}
     return table

@@ -44,7 +44,7 @@ class Config:
     ``program`` and ``backward`` are as in :mod:`polyfma.ops` and hold for every function; ``faithful``, the default, is the tier
     nearest to correct rounding where a model's inputs lie (a function without programs is then computed exactly); ``programs`` names them by function (``silu``, ``gelu``, ``gelu-tanh``, ``silu-1.702``, ``sigmoid``, ``tanh``);
     ``layers`` by a pattern of module names, the first that matches, with ``native`` for a layer to leave. ``attention`` and
-    ``experts`` switch those places off; ``softcap`` is the program of softcapped attention (``auto``). ``include`` names activations
+    ``experts`` switch those places off. ``include`` names activations
     inside routers to take all the same. A program whose tails are not exact is refused unless ``inexact_tails`` says so.
     """
 
@@ -241,7 +241,7 @@ def patch(model: nn.Module, config: Config | None = None, filter_fn: FilterFn | 
         raise PolyfmaError("the model is patched already: call unpatch() of its handle first, or polyfma.models.unpatch(model) of a copy")
     places, left = discover(model, config.include)
     taken, passed = _chosen(places, config, filter_fn)
-    _check_patterns(config, places, left)
+    _check_patterns(config, places)
     if not taken:
         reasons = "; ".join(f"{entry.name or 'the model'}: {entry.reason}" for entry in (left + passed)[:3])
         raise PolyfmaError(f"nothing to patch in {type(model).__name__}: {reasons or 'it has no activation, gated MLP, experts or softcapped attention that is known'}")
@@ -330,7 +330,7 @@ def _chosen(places: list[Place], config: Config, filter_fn: FilterFn | None) -> 
     return taken, passed
 
 
-def _check_patterns(config: Config, places: list[Place], left: list[Left]) -> None:
+def _check_patterns(config: Config, places: list[Place]) -> None:
     """A pattern or function that matches nothing is a mistake: the caller believes that it does something."""
     names, functions = [p.name for p in places], {p.function for p in places if p.kind != ATTENTION}
     for what, patterns in (("layers", config.layers), ("include", config.include)):

@@ -49,7 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Quality:
-    """One arm against native. ``kl`` in nats with its standard error over chunks; ``top1`` the share of tokens whose most likely next token is the same;
+    """One arm against native. ``kl`` in nats with its confidence interval over chunks; ``top1`` the share of tokens whose most likely next token is the same;
     ``perplexity_change`` relative, with its confidence interval; ``drift`` the relative L2 distance of each layer's hidden state, the
     embedding first; ``departs`` the first layer beyond DEPARTURE. Figures of tokens are None for an encoder."""
 
@@ -73,7 +73,7 @@ class Quality:
 
 @dataclass
 class _Sums:
-    """Running sums of one arm; ``chunks`` of per-chunk means."""
+    """What is kept of one arm: lists have a mean for each chunk."""
 
     tokens: int = 0
     kl: list[float] = field(default_factory=list)
@@ -175,10 +175,10 @@ def _quality(name: str, s: _Sums, words: int | None) -> Quality:
         return Quality(name, s.tokens, drift, departs, cosine=_finite(s.cosine))
     difference = np.array(s.nll) - np.array(s.native_nll)
     nll = float(np.mean(s.nll))
-    low, high = _interval(difference)
+    low, high = interval(difference)
     kl = _finite(s.kl)
     per_word = None if not words else math.exp(min(nll * s.tokens / words, 700.0))
-    return Quality(name, s.tokens, drift, departs, kl, _interval(np.array(s.kl)), s.largest, s.same / s.tokens, _exp(nll), _exp(float(np.mean(difference))) - 1,
+    return Quality(name, s.tokens, drift, departs, kl, interval(np.array(s.kl)), s.largest, s.same / s.tokens, _exp(nll), _exp(float(np.mean(difference))) - 1,
                    (_exp(low) - 1, _exp(high) - 1), per_word)  # fmt: skip
 
 
@@ -192,7 +192,7 @@ def _finite(values: Sequence[float]) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
+def interval(values: np.ndarray) -> tuple[float, float]:
     """Of the mean, by Student's t over chunks; unbounded for fewer than two, or where a value is not finite."""
     if len(values) < 2 or not np.all(np.isfinite(values)):
         return -math.inf, math.inf

@@ -23,7 +23,7 @@ from polyfma.models.activations import Recognised, recognise
 
 @dataclass(frozen=True)
 class Gated:
-    """``tail(act(gate(x)) * up(x))``: names of submodules. ``up`` is None where one projection makes both, ``halves`` says in which order."""
+    """``tail(act(gate(x)) * up(x))``: names of submodules. ``up`` is None where one projection makes both, the gate's half first or not (``gate_first``)."""
 
     gate: str
     up: str | None
